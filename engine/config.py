@@ -1,0 +1,115 @@
+"""Settings of an engine and the numbers that describe a model. Imports no torch.
+
+``EngineConfig`` travels from the gateway to the engine process; ``ModelConfig`` is read from a
+checkpoint by ``engine.loading``. Sizes are given as bytes or as a share of the tier's own memory.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import msgspec
+
+
+class ConfigError(ValueError):
+    """A setting or a path that the user can put right. The message is one plain sentence."""
+
+
+_UNITS = {
+    "": 1, "b": 1,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*|%)\s*")
+
+
+class MemorySize(msgspec.Struct, frozen=True):
+    """A number of bytes, or a fraction (0 < fraction <= 1) of the memory of the tier it is for."""
+
+    num_bytes: int | None = None
+    fraction: float | None = None
+
+    def resolve(self, total_bytes: int) -> int:
+        """Bytes that this size stands for on a tier with ``total_bytes`` of memory."""
+        if self.num_bytes is not None:
+            return self.num_bytes
+        assert self.fraction is not None
+        return int(self.fraction * total_bytes)
+
+
+def parse_memory_size(text: str) -> MemorySize:
+    """Read ``512MiB``, ``2GiB``, ``1.5GB``, ``1048576`` or ``50%``.
+
+    Raises ConfigError for anything else, for zero, and for more than 100 %.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"{text!r} is not a size; write it like 512MiB, 2GiB or 50%.")
+    number, unit = float(match.group(1)), match.group(2).lower()
+    if unit != "%" and unit not in _UNITS:
+        raise ConfigError(f"{text!r} has an unknown unit; use KiB, MiB, GiB, TiB or %.")
+    if number <= 0:
+        raise ConfigError(f"{text!r} is not above zero.")
+    if unit == "%":
+        if number > 100:
+            raise ConfigError(f"{text!r} is more than all of it.")
+        return MemorySize(fraction=number / 100)
+    return MemorySize(num_bytes=int(number * _UNITS[unit]))
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the engine process needs to start. None means: choose a sensible value at load."""
+
+    model: str
+    load_format: str = "auto"  # auto | dummy
+    device: str = "auto"  # auto | cpu | cuda
+    dtype: str = "auto"  # auto | float32 | bfloat16 | float16
+    max_model_len: int | None = None
+    block_size: int = 16
+    device_kv: MemorySize = MemorySize(fraction=0.25)
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    seed: int = 0
+    threads: int | None = None
+    enable_prefix_caching: bool = True
+    cache_secret: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """Rotary position scaling. ``kind`` is ``default``, ``linear`` or ``llama3``.
+
+    Field names follow the ``rope_scaling`` entry of Hugging Face configs.
+    """
+
+    kind: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_embeddings: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Shape of a Llama-family decoder."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling = field(default_factory=RopeScaling)
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    sliding_window: int | None = None
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()

@@ -1,0 +1,244 @@
+"""Messages between the gateway process and the engine process.
+
+Length-prefixed msgspec msgpack over a stream socket. Each direction is one envelope with the
+engine's epoch (a random number drawn when the engine starts) and a body out of a closed, tagged
+union, so that a message from a previous engine can never be taken for one of the present engine.
+Imports neither torch nor sockets: both sides, and the tests, share this file.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from engine.config import EngineConfig
+
+
+class FinishReason(enum.StrEnum):
+    """Why a sequence ended. ``STOP`` and ``LENGTH`` are successes."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How to choose the next token. All ranges are checked by the gateway before it is built.
+
+    ``temperature`` 0 is greedy. ``top_k`` 0 means no limit. ``logprobs`` is None for none, else the
+    number of alternatives to report beside the sampled token (0 is valid). ``max_tokens`` is always
+    set: the gateway clamps it to the window. ``seed`` is 64 bits; the n-th draw of a request depends
+    only on (seed, position), never on its neighbours in the batch.
+    """
+
+    max_tokens: int
+    seed: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+
+
+# ---- gateway -> engine -------------------------------------------------------------------------
+
+
+class Configure(msgspec.Struct, frozen=True, tag=True):
+    """First message on a new connection: load this model and build the pools."""
+
+    config: EngineConfig
+
+
+class AddRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Start a request. ``cache_salt`` comes from the authenticated tenant, never from the caller."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    cache_salt: bytes = b""
+
+
+class AbortRequest(msgspec.Struct, frozen=True, tag=True):
+    """Drop a request in whatever state it is. Unknown or finished ids are ignored."""
+
+    request_id: str
+
+
+class PauseRequest(msgspec.Struct, frozen=True, tag=True):
+    """The client reads too slowly: compute nothing for it, and let it be the first to lose blocks."""
+
+    request_id: str
+
+
+class ResumeRequest(msgspec.Struct, frozen=True, tag=True):
+    """The client caught up: schedule the request again."""
+
+    request_id: str
+
+
+class CheckIntegrity(msgspec.Struct, frozen=True, tag=True):
+    """Recount every block from scratch and answer with an ``IntegrityReport``."""
+
+    check_id: int
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """Abort what runs and leave."""
+
+
+EngineCommand = (
+    Configure | AddRequest | AbortRequest | PauseRequest | ResumeRequest | CheckIntegrity | Shutdown
+)
+
+
+class ToEngine(msgspec.Struct, frozen=True, array_like=True):
+    """Envelope of every gateway -> engine message."""
+
+    epoch: int
+    body: EngineCommand
+
+
+# ---- engine -> gateway -------------------------------------------------------------------------
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log probability of one sampled token and of its most likely alternatives (natural log).
+
+    Taken from the model's raw logits, before penalties, bias, temperature and truncation.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
+    """What one engine step produced for one request.
+
+    ``logprobs`` is aligned with ``token_ids`` when asked for. ``stop_token_id`` is set when the last
+    token ended the sequence (end of text, or one of ``stop_token_ids``): it counts as generated but
+    is not text. ``num_cached_tokens`` is the number of prompt tokens that were not computed because
+    the prefix cache held them at first admission. ``error`` is set with ``FinishReason.ERROR``.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    num_cached_tokens: int = 0
+    error: str | None = None
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Gauges and running totals, as of the end of a step. Totals only grow within an epoch."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_paused: int = 0
+    blocks_free: int = 0
+    blocks_cached: int = 0
+    blocks_in_use: int = 0
+    prompt_tokens_total: int = 0
+    generated_tokens_total: int = 0
+    hit_tokens_total: int = 0
+    recomputed_tokens_total: int = 0
+    preemptions_total: int = 0
+    evictions_total: int = 0
+
+
+class StepReport(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """One message per engine step for all requests.
+
+    ``stage_seconds`` maps a stage of the step (schedule, execute, update) to the time it took.
+    """
+
+    step: int
+    deltas: tuple[TokenDelta, ...]
+    stats: EngineStats
+    stage_seconds: dict[str, float]
+
+
+class LoadProgress(msgspec.Struct, frozen=True, tag=True):
+    """Loading goes on: ``done`` of ``total`` units of ``phase`` (bytes for weights)."""
+
+    phase: str
+    done: int
+    total: int
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What was loaded. ``tokenizer_dir`` holds ``tokenizer.json``; ``stop_token_ids`` end a text.
+
+    ``kv_bytes`` is what the device pool takes; ``notes`` are sentences that ``tidegate doctor`` and
+    the start-up log show (fallbacks chosen, settings without effect).
+    """
+
+    model_name: str
+    architecture: str
+    device: str
+    dtype: str
+    num_parameters: int
+    vocab_size: int
+    max_model_len: int
+    block_size: int
+    num_blocks: int
+    kv_bytes: int
+    weight_bytes: int
+    threads: int
+    attention_backend: str
+    tokenizer_dir: str
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
+    stop_token_ids: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The model is loaded and warmed up; requests may come."""
+
+    info: EngineInfo
+
+
+class LoadFailed(msgspec.Struct, frozen=True, tag=True):
+    """The engine could not start. ``message`` is one plain sentence for the user.
+
+    ``is_user_error`` tells a wrong path or setting from a fault of ours.
+    """
+
+    message: str
+    is_user_error: bool
+
+
+class IntegrityReport(msgspec.Struct, frozen=True, tag=True):
+    """Answer to ``CheckIntegrity``: what the recount found wrong (nothing, if all is well)."""
+
+    check_id: int
+    problems: tuple[str, ...]
+    stats: EngineStats
+
+
+class EngineFailed(msgspec.Struct, frozen=True, tag=True):
+    """The step loop raised; the engine is about to exit. ``request_ids`` were in flight."""
+
+    message: str
+    request_ids: tuple[str, ...]
+
+
+EngineEvent = StepReport | LoadProgress | Ready | LoadFailed | IntegrityReport | EngineFailed
+
+
+class FromEngine(msgspec.Struct, frozen=True, array_like=True):
+    """Envelope of every engine -> gateway message."""
+
+    epoch: int
+    body: EngineEvent
