@@ -1,0 +1,56 @@
+"""Names of KV blocks: a keyed hash chained over salt, parent name and token ids.
+
+Two blocks with one name hold the same KV bytes, so whatever the bytes depend on must be in the
+salt: the tenant under the server's secret, the weights, the model configuration, the KV dtype and
+layout, the compute path. 128-bit keyed BLAKE2b (RFC 7693): without the key nobody can construct two
+histories with one name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+from tiering.types import BlockHash
+
+HASH_BYTES = 16
+SALT_BYTES = 32
+_ROOT = BlockHash(bytes(HASH_BYTES))
+
+
+def derive_salt(secret: bytes, *parts: bytes) -> bytes:
+    """Salt (32 bytes) for everything that must not be shared beyond ``parts``.
+
+    Parts are length-prefixed, so ("ab", "c") and ("a", "bc") differ.
+    """
+    digest = hashlib.blake2b(key=secret[:64], digest_size=SALT_BYTES)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.digest()
+
+
+class BlockNamer:
+    """Names the full blocks of token histories that share one salt."""
+
+    def __init__(self, salt: bytes, block_size: int) -> None:
+        assert len(salt) == SALT_BYTES
+        assert block_size > 0
+        self._salt = salt
+        self._block_size = block_size
+
+    def name(self, parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
+        """Name of the block holding ``token_ids`` (exactly one block) after block ``parent``."""
+        payload = parent + array("I", token_ids).tobytes()
+        return BlockHash(hashlib.blake2b(payload, key=self._salt, digest_size=HASH_BYTES).digest())
+
+    def extend(self, names: list[BlockHash], token_ids: Sequence[int], num_tokens: int) -> None:
+        """Append to ``names`` the names of the full blocks it lacks among the first ``num_tokens``.
+
+        ``token_ids`` is the history from its first token on; only the missing blocks are read.
+        """
+        size = self._block_size
+        for index in range(len(names), num_tokens // size):
+            parent = names[-1] if names else _ROOT
+            names.append(self.name(parent, token_ids[index * size : (index + 1) * size]))

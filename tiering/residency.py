@@ -1,0 +1,20 @@
+"""The life of a block as data: which event is legal in which state, and where it leads."""
+
+from __future__ import annotations
+
+from tiering.types import BlockEvent, BlockState, IllegalTransitionError
+
+TRANSITIONS: dict[tuple[BlockState, BlockEvent], BlockState] = {
+    (BlockState.FREE, BlockEvent.ALLOCATE): BlockState.FILLING,
+    (BlockState.FILLING, BlockEvent.PUBLISH): BlockState.READY,
+    (BlockState.FILLING, BlockEvent.DISCARD): BlockState.FREE,
+    (BlockState.READY, BlockEvent.EVICT): BlockState.FREE,
+}
+
+
+def next_state(state: BlockState, event: BlockEvent) -> BlockState:
+    """State after ``event``. Raises IllegalTransitionError if the event is not legal in ``state``."""
+    try:
+        return TRANSITIONS[state, event]
+    except KeyError:
+        raise IllegalTransitionError(f"a {state.value} block cannot {event.value}") from None
