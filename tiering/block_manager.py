@@ -94,16 +94,16 @@ class BlockManager:
         table.blocks += allocated
         return True
 
-    def publish(self, sequence_id: str, names: Sequence[BlockHash]) -> None:
-        """Name the sequence's leading blocks, which the compute has now filled.
+    def publish(self, sequence_id: str, names: Sequence[BlockHash], num_full: int) -> None:
+        """Name the sequence's first ``num_full`` blocks, which the compute has now filled.
 
         Blocks named before are skipped. A block whose name is taken already stays unnamed.
         """
         table = self._tables[sequence_id]
         if self._prefix_caching:
-            for index in range(table.num_published, len(names)):
+            for index in range(table.num_published, num_full):
                 self.pool.publish(table.blocks[index], names[index])
-        table.num_published = max(table.num_published, len(names))
+        table.num_published = max(table.num_published, num_full)
 
     def release(self, sequence_id: str) -> None:
         """Give up a sequence's blocks, the last one first. Named ones stay cached."""

@@ -16,7 +16,8 @@ from tiering.types import BlockHash
 
 HASH_BYTES = 16
 SALT_BYTES = 32
-_ROOT = BlockHash(bytes(HASH_BYTES))
+ROOT = BlockHash(bytes(HASH_BYTES))
+"""Parent of a first block."""
 
 
 def derive_salt(secret: bytes, *parts: bytes) -> bytes:
@@ -38,19 +39,10 @@ class BlockNamer:
         assert len(salt) == SALT_BYTES
         assert block_size > 0
         self._salt = salt
-        self._block_size = block_size
+        self.block_size = block_size
 
     def name(self, parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
-        """Name of the block holding ``token_ids`` (exactly one block) after block ``parent``."""
+        """Name of the block that holds ``token_ids`` (exactly one block) after block ``parent``."""
+        assert len(token_ids) == self.block_size
         payload = parent + array("I", token_ids).tobytes()
         return BlockHash(hashlib.blake2b(payload, key=self._salt, digest_size=HASH_BYTES).digest())
-
-    def extend(self, names: list[BlockHash], token_ids: Sequence[int], num_tokens: int) -> None:
-        """Append to ``names`` the names of the full blocks it lacks among the first ``num_tokens``.
-
-        ``token_ids`` is the history from its first token on; only the missing blocks are read.
-        """
-        size = self._block_size
-        for index in range(len(names), num_tokens // size):
-            parent = names[-1] if names else _ROOT
-            names.append(self.name(parent, token_ids[index * size : (index + 1) * size]))

@@ -1,0 +1,126 @@
+"""One request as the engine knows it: its tokens, how far they are computed, and its status.
+
+Runs on: step thread, sole owner. Status changes go through a transition table; an illegal one
+raises and changes nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+from engine.messages import AddRequest, FinishReason, SamplingParams
+from tiering.hashing import ROOT, BlockNamer
+from tiering.types import BlockHash, IllegalTransitionError
+
+
+class RequestStatus(enum.Enum):
+    """``WAITING`` holds no blocks: it never ran, or was preempted (then its tokens are all kept)."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class RequestEvent(enum.Enum):
+    """What can happen to a request."""
+
+    ADMIT = "admit"
+    PREEMPT = "preempt"
+    FINISH = "finish"
+
+
+TRANSITIONS: dict[tuple[RequestStatus, RequestEvent], RequestStatus] = {
+    (RequestStatus.WAITING, RequestEvent.ADMIT): RequestStatus.RUNNING,
+    (RequestStatus.RUNNING, RequestEvent.PREEMPT): RequestStatus.WAITING,
+    (RequestStatus.RUNNING, RequestEvent.FINISH): RequestStatus.FINISHED,
+    (RequestStatus.WAITING, RequestEvent.FINISH): RequestStatus.FINISHED,
+}
+
+
+class Request:
+    """A prompt, what was generated for it, and how many of those tokens have their KV computed."""
+
+    __slots__ = (
+        "_namer",
+        "arrival_index",
+        "block_names",
+        "max_total_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_lost_tokens",
+        "num_preemptions",
+        "output_token_ids",
+        "paused",
+        "prompt_token_ids",
+        "request_id",
+        "sampling",
+        "status",
+    )
+
+    def __init__(self, message: AddRequest, *, arrival_index: int, namer: BlockNamer, max_len: int) -> None:
+        self.request_id = message.request_id
+        self.prompt_token_ids = message.prompt_token_ids
+        self.sampling: SamplingParams = message.sampling
+        self.arrival_index = arrival_index
+        self.output_token_ids: list[int] = []
+        self.max_total_tokens = min(len(self.prompt_token_ids) + self.sampling.max_tokens, max_len)
+        self.status = RequestStatus.WAITING
+        self.paused = False
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.num_lost_tokens = 0
+        self.block_names: list[BlockHash] = []
+        self._namer = namer
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known: prompt and output."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return self.num_tokens - self.num_computed_tokens
+
+    def move(self, event: RequestEvent) -> None:
+        """Change status. Raises IllegalTransitionError if the present status forbids ``event``."""
+        try:
+            self.status = TRANSITIONS[self.status, event]
+        except KeyError:
+            raise IllegalTransitionError(
+                f"request {self.request_id} is {self.status.value} and cannot {event.value}"
+            ) from None
+
+    def token_slice(self, start: int, stop: int) -> Sequence[int]:
+        """Known tokens ``[start, stop)``. Costs their number, not the length of the history."""
+        boundary = len(self.prompt_token_ids)
+        if start >= boundary:
+            return self.output_token_ids[start - boundary : stop - boundary]
+        if stop <= boundary:
+            return self.prompt_token_ids[start:stop]
+        return [*self.prompt_token_ids[start:], *self.output_token_ids[: stop - boundary]]
+
+    def name_blocks(self, num_tokens: int) -> list[BlockHash]:
+        """Names of the full blocks among the first ``num_tokens`` tokens (and maybe more)."""
+        size = self._namer.block_size
+        for index in range(len(self.block_names), num_tokens // size):
+            parent = self.block_names[-1] if self.block_names else ROOT
+            token_ids = self.token_slice(index * size, (index + 1) * size)
+            self.block_names.append(self._namer.name(parent, token_ids))
+        return self.block_names
+
+    def banned_token_ids(self, stop_token_ids: Sequence[int]) -> Sequence[int]:
+        """Tokens that may not be drawn next: those that would end a text shorter than asked for."""
+        if len(self.output_token_ids) >= self.sampling.min_tokens:
+            return ()
+        return (*stop_token_ids, *self.sampling.stop_token_ids)
+
+    def finish_reason_after(self, token_id: int, stop_token_ids: frozenset[int]) -> FinishReason | None:
+        """Whether the token just appended ends the request, and why."""
+        ends_text = token_id in stop_token_ids and not self.sampling.ignore_eos
+        if len(self.output_token_ids) >= self.sampling.min_tokens and (
+            ends_text or token_id in self.sampling.stop_token_ids
+        ):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.num_tokens >= self.max_total_tokens else None
