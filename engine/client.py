@@ -2,10 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
-from typing import Protocol
+import logging
+import socket
+import sys
+from collections.abc import Callable
+from typing import Protocol, assert_never
 
-from engine.messages import AddRequest, EngineInfo, EngineStats, IntegrityReport, StepReport, TokenDelta
+from engine.config import EngineConfig
+from engine.messages import (
+    AbortRequest,
+    AddRequest,
+    CheckIntegrity,
+    Configure,
+    EngineCommand,
+    EngineFailed,
+    EngineInfo,
+    EngineStats,
+    FromEngine,
+    IntegrityReport,
+    LoadFailed,
+    LoadProgress,
+    PauseRequest,
+    Ready,
+    ResumeRequest,
+    Shutdown,
+    StepReport,
+    ToEngine,
+    TokenDelta,
+)
+from engine.watchdog import ProgressWatch
+from engine.wire import FrameDecoder, WireError, encode_frame
+
+logger = logging.getLogger(__name__)
 
 
 class EngineDeadError(RuntimeError):
@@ -67,3 +97,243 @@ class Engine(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class EngineStartError(RuntimeError):
+    """The engine could not start. ``is_user_error``: a path or setting is wrong, not the program."""
+
+    def __init__(self, message: str, *, is_user_error: bool) -> None:
+        super().__init__(message)
+        self.is_user_error = is_user_error
+
+
+class _Link(asyncio.Protocol):
+    """Bytes of the socket to events, and back. All calls on the event loop."""
+
+    def __init__(self, on_event: Callable[[FromEngine], None], on_closed: Callable[[str], None]) -> None:
+        self._on_event = on_event
+        self._on_closed = on_closed
+        self._decoder = FrameDecoder(FromEngine)
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            events = self._decoder.feed(data)
+        except WireError as error:
+            self._on_closed(str(error))
+            self.close()
+            return
+        for event in events:
+            self._on_event(event)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_closed("its connection closed" if exc is None else f"its connection broke: {exc}")
+
+    def send(self, envelope: ToEngine) -> None:
+        assert self._transport is not None
+        if not self._transport.is_closing():
+            self._transport.write(encode_frame(envelope))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+class EngineClient:
+    """An engine in a process of its own. Implements ``Engine``; all methods run on the event loop."""
+
+    def __init__(self, *, stall_timeout_s: float, on_progress: Callable[[LoadProgress], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        self._on_progress = on_progress
+        self._watch = ProgressWatch(stall_timeout_s)
+        self._link = _Link(self._receive, self._die)
+        self._process: asyncio.subprocess.Process | None = None
+        self._epoch = 0
+        self._ready: asyncio.Future[EngineInfo] = loop.create_future()
+        self._dead: asyncio.Future[str] = loop.create_future()
+        self._closing = False
+        self._stats = EngineStats()
+        self._sinks: dict[str, DeltaSink] = {}
+        self._paused: set[str] = set()
+        self._checks: dict[int, asyncio.Future[IntegrityReport]] = {}
+        self._num_checks = 0
+        self._listeners: list[StepListener] = []
+
+    @classmethod
+    async def start(
+        cls,
+        config: EngineConfig,
+        *,
+        stall_timeout_s: float = 60.0,
+        on_progress: Callable[[LoadProgress], None] = lambda progress: None,
+        module: str = "engine.process",
+    ) -> EngineClient:
+        """Start an engine process and wait until it is ready. Raises EngineStartError.
+
+        ``module`` is what the process runs; ``stall_timeout_s`` is when ``health`` turns STALLED.
+        """
+        client = cls(stall_timeout_s=stall_timeout_s, on_progress=on_progress)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            client._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", module, str(theirs.fileno()),
+                pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL,
+            )  # fmt: skip
+        await client._loop.create_connection(lambda: client._link, sock=ours)
+        client._send(Configure(config))
+        try:
+            await client._ready
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._ready.result()
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    @property
+    def process_id(self) -> int:
+        """Of the engine process."""
+        assert self._process is not None
+        return self._process.pid
+
+    def submit(self, request: AddRequest, sink: DeltaSink) -> None:
+        if self._dead.done():
+            raise EngineDeadError(self._dead.result())
+        assert request.request_id not in self._sinks
+        self._sinks[request.request_id] = sink
+        self._note_pending()
+        self._send(request)
+
+    def abort(self, request_id: str) -> None:
+        if self._forget(request_id):
+            self._send(AbortRequest(request_id))
+
+    def pause(self, request_id: str) -> None:
+        if request_id in self._sinks and request_id not in self._paused:
+            self._paused.add(request_id)
+            self._note_pending()
+            self._send(PauseRequest(request_id))
+
+    def resume(self, request_id: str) -> None:
+        if request_id in self._paused:
+            self._paused.discard(request_id)
+            self._note_pending()
+            self._send(ResumeRequest(request_id))
+
+    def health(self) -> EngineHealth:
+        if self._dead.done():
+            return EngineHealth.DEAD
+        return EngineHealth.STALLED if self._watch.is_stalled(self._loop.time()) else EngineHealth.OK
+
+    async def check_integrity(self) -> IntegrityReport:
+        if self._dead.done():
+            raise EngineDeadError(self._dead.result())
+        self._num_checks += 1
+        answer: asyncio.Future[IntegrityReport] = self._loop.create_future()
+        self._checks[self._num_checks] = answer
+        self._send(CheckIntegrity(self._num_checks))
+        return await answer
+
+    def add_step_listener(self, listener: StepListener) -> None:
+        self._listeners.append(listener)
+
+    async def wait_dead(self) -> str:
+        return await asyncio.shield(self._dead)
+
+    async def close(self) -> None:
+        """End the process: politely, then by force. Requests still running get EngineDeadError."""
+        self._closing = True
+        self._send(Shutdown())
+        assert self._process is not None
+        try:
+            await asyncio.wait_for(self._process.wait(), timeout=10)
+        except TimeoutError:
+            logger.warning("the engine did not leave within 10 s and is killed")
+            self._process.kill()
+            await self._process.wait()
+        self._link.close()
+        self._die("it was shut down")
+
+    def _send(self, command: EngineCommand) -> None:
+        if not self._dead.done():
+            self._link.send(ToEngine(self._epoch, command))
+
+    def _forget(self, request_id: str) -> bool:
+        self._paused.discard(request_id)
+        known = self._sinks.pop(request_id, None) is not None
+        self._note_pending()
+        return known
+
+    def _note_pending(self) -> None:
+        self._watch.note_pending(len(self._sinks) > len(self._paused), self._loop.time())
+
+    def _receive(self, envelope: FromEngine) -> None:
+        if self._epoch == 0:
+            self._epoch = envelope.epoch
+        if envelope.epoch != self._epoch:
+            return
+        match envelope.body:
+            case StepReport():
+                self._take_report(envelope.body)
+            case LoadProgress():
+                self._on_progress(envelope.body)
+            case Ready(info):
+                self._stats = EngineStats(blocks_free=info.num_blocks)
+                self._ready.set_result(info)
+            case LoadFailed(message, is_user_error):
+                self._fail_start(message, is_user_error)
+            case IntegrityReport(check_id):
+                answer = self._checks.pop(check_id, None)
+                if answer is not None and not answer.done():
+                    answer.set_result(envelope.body)
+            case EngineFailed(message):
+                self._die(message)
+            case _:
+                assert_never(envelope.body)
+
+    def _take_report(self, report: StepReport) -> None:
+        self._stats = report.stats
+        self._watch.note_step(report.step, self._loop.time())
+        for delta in report.deltas:
+            sink = self._sinks.get(delta.request_id)
+            if sink is None:
+                continue
+            if delta.finish_reason is not None:
+                self._forget(delta.request_id)
+            sink.deliver(delta)
+        for listener in self._listeners:
+            listener(report)
+
+    def _fail_start(self, message: str, is_user_error: bool) -> None:
+        if not self._ready.done():
+            self._ready.set_exception(EngineStartError(message, is_user_error=is_user_error))
+
+    def _die(self, reason: str) -> None:
+        """Once: every stream gets its error, everyone who waits an answer."""
+        if self._dead.done():
+            return
+        self._fail_start(f"the engine process ended while loading ({reason})", is_user_error=False)
+        self._dead.set_result(reason)
+        sinks, self._sinks = self._sinks, {}
+        self._paused.clear()
+        self._note_pending()
+        if not self._closing or sinks:
+            logger.error("the engine is gone: %s; requests lost: %s", reason, ", ".join(sinks) or "none")
+        error = EngineDeadError(reason)
+        for sink in sinks.values():
+            sink.fail(error)
+        for answer in self._checks.values():
+            if not answer.done():
+                answer.set_exception(error)
+        self._checks.clear()

@@ -1,0 +1,91 @@
+"""The engine's end of the socket: two I/O threads between it and bounded queues.
+
+Runs on: threads ``engine-read`` and ``engine-write``, which only decode and encode; everything else
+is called by the step thread. At its bound the inbox stops reading (the kernel's socket buffer then
+holds the gateway back) and the outbox makes the step thread wait. Once the peer is gone nothing
+blocks: what is sent is dropped and ``get`` answers None.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import socket
+import threading
+
+from engine.messages import Configure, EngineCommand, EngineEvent, FromEngine, ToEngine
+from engine.wire import FrameDecoder, WireError, encode_frame
+
+logger = logging.getLogger(__name__)
+
+INBOX_BOUND = 4096
+OUTBOX_BOUND = 256
+_READ_BYTES = 256 * 1024
+
+
+class EngineConnection:
+    """Commands in, events out. ``epoch`` marks every event; commands of another epoch are dropped."""
+
+    def __init__(self, sock: socket.socket, epoch: int) -> None:
+        self._sock = sock
+        self._epoch = epoch
+        self._inbox: queue.Queue[EngineCommand | None] = queue.Queue(INBOX_BOUND)
+        self._outbox: queue.Queue[EngineEvent | None] = queue.Queue(OUTBOX_BOUND)
+        self._closed = threading.Event()
+        self._reader = threading.Thread(target=self._read, name="engine-read", daemon=True)
+        self._writer = threading.Thread(target=self._write, name="engine-write", daemon=True)
+        self._reader.start()
+        self._writer.start()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the gateway is gone."""
+        return self._closed.is_set()
+
+    def get(self) -> EngineCommand | None:
+        """Wait for the next command; None once the gateway is gone."""
+        return self._inbox.get()
+
+    def poll(self) -> list[EngineCommand | None]:
+        """The commands that have arrived, without waiting; None among them: the gateway is gone."""
+        commands: list[EngineCommand | None] = []
+        while len(commands) < INBOX_BOUND:
+            try:
+                commands.append(self._inbox.get_nowait())
+            except queue.Empty:
+                break
+        return commands
+
+    def send(self, event: EngineEvent) -> None:
+        """Queue an event; waits while the outbox is full and the gateway alive."""
+        self._outbox.put(event)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Send what is queued, then close the socket."""
+        self._outbox.put(None)
+        self._writer.join(timeout_s)
+        self._closed.set()
+        self._sock.close()
+
+    def _read(self) -> None:
+        decoder = FrameDecoder(ToEngine)
+        try:
+            while data := self._sock.recv(_READ_BYTES):
+                for envelope in decoder.feed(data):
+                    if envelope.epoch == self._epoch or isinstance(envelope.body, Configure):
+                        self._inbox.put(envelope.body)
+        except OSError:
+            pass
+        except WireError:
+            logger.exception("the gateway's messages cannot be read")
+        self._closed.set()
+        self._inbox.put(None)
+
+    def _write(self) -> None:
+        while (event := self._outbox.get()) is not None:
+            if self._closed.is_set():
+                continue
+            try:
+                self._sock.sendall(encode_frame(FromEngine(self._epoch, event)))
+            except OSError:
+                self._closed.set()

@@ -1,0 +1,161 @@
+"""The engine process: loads the model, then steps it for the gateway at the other end of a socket.
+
+Runs on: the process's main thread, which is the step thread and sole owner of all engine state.
+Start: ``python -P -m engine.process FD``; the first message is ``Configure``. The process ends when
+the socket does, so it never outlives its gateway; Ctrl-C and SIGTERM are the gateway's to handle.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol, assert_never
+
+from engine.config import ConfigError, EngineConfig
+from engine.connection import EngineConnection
+from engine.core import EngineCore
+from engine.messages import (
+    AbortRequest,
+    AddRequest,
+    CheckIntegrity,
+    Configure,
+    EngineCommand,
+    EngineFailed,
+    EngineInfo,
+    IntegrityReport,
+    LoadFailed,
+    LoadProgress,
+    PauseRequest,
+    Ready,
+    ResumeRequest,
+    Shutdown,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class EngineServer:
+    """The step loop. Waits on the inbox, its one wake-up, only when nothing can be stepped."""
+
+    def __init__(self, connection: EngineConnection, core: EngineCore) -> None:
+        self._connection = connection
+        self._core = core
+        self._stopping = False
+
+    def run(self) -> None:
+        """Serve until ``Shutdown`` or until the gateway is gone."""
+        while not self._stopping:
+            commands = self._connection.poll() if self._core.has_work() else [self._connection.get()]
+            self._handle_all(commands)
+            if self._stopping:
+                return
+            if self._core.has_work():
+                self._connection.send(self._core.step())
+            elif commands:
+                self._connection.send(self._core.report_idle())
+
+    def _handle_all(self, commands: Sequence[EngineCommand | None]) -> None:
+        for command in commands:
+            if command is None:
+                self._stopping = True
+            else:
+                self._handle(command)
+
+    def _handle(self, command: EngineCommand) -> None:
+        match command:
+            case AddRequest():
+                self._core.add(command)
+            case AbortRequest(request_id):
+                self._core.abort(request_id)
+            case PauseRequest(request_id):
+                self._core.pause(request_id)
+            case ResumeRequest(request_id):
+                self._core.resume(request_id)
+            case CheckIntegrity(check_id):
+                self._connection.send(IntegrityReport(check_id, self._core.problems(), self._core.stats()))
+            case Shutdown():
+                self._stopping = True
+            case Configure():
+                logger.error("a second Configure was ignored")
+            case _:
+                assert_never(command)
+
+
+class CoreBuilder(Protocol):
+    """Makes the core to serve; ``engine.startup.build_core`` is the real one."""
+
+    def __call__(
+        self,
+        config: EngineConfig,
+        on_progress: Callable[[str, int, int], None],
+        clock: Callable[[], float],
+    ) -> tuple[EngineCore, EngineInfo]: ...
+
+
+def _build_real_core(
+    config: EngineConfig, on_progress: Callable[[str, int, int], None], clock: Callable[[], float]
+) -> tuple[EngineCore, EngineInfo]:
+    from engine.startup import build_core  # here, so that this module imports without torch
+
+    return build_core(config, on_progress, clock)
+
+
+def _load(connection: EngineConnection, config: EngineConfig, build: CoreBuilder) -> EngineCore | None:
+    """Build the core and announce it; None, with the reason sent, if that is not possible."""
+
+    def on_progress(phase: str, done: int, total: int) -> None:
+        if connection.is_closed:
+            raise SystemExit(0)
+        connection.send(LoadProgress(phase, done, total))
+
+    try:
+        core, info = build(config, on_progress, time.perf_counter)
+    except ConfigError as error:
+        connection.send(LoadFailed(str(error), is_user_error=True))
+        return None
+    except Exception as error:
+        logger.exception("loading failed")
+        connection.send(LoadFailed(f"{type(error).__name__}: {error}", is_user_error=False))
+        return None
+    gc.collect()
+    gc.freeze()
+    connection.send(Ready(info))
+    return core
+
+
+def _serve(connection: EngineConnection, core: EngineCore) -> int:
+    try:
+        EngineServer(connection, core).run()
+    except Exception as error:
+        logger.exception("the step loop failed")
+        connection.send(EngineFailed(f"{type(error).__name__}: {error}", core.request_ids()))
+        return 1
+    return 0
+
+
+def main(argv: Sequence[str], build: CoreBuilder = _build_real_core) -> int:
+    """Run one engine over the inherited socket with file descriptor ``argv[0]``."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine: %(message)s")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    connection = EngineConnection(socket.socket(fileno=int(argv[0])), epoch=secrets.randbits(62) + 1)
+    first = connection.get()
+    status = 1
+    if isinstance(first, Configure):
+        core = _load(connection, first.config, build)
+        status = 1 if core is None else _serve(connection, core)
+    connection.close()
+    return status
+
+
+if __name__ == "__main__":
+    exit_status = main(sys.argv[1:])
+    logging.shutdown()
+    os._exit(exit_status)  # no teardown of native thread pools: nothing here needs it, and it can hang

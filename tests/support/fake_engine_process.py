@@ -1,0 +1,68 @@
+"""The real engine process around the fake executor: same sockets, threads and step loop, no model.
+
+Settings come through ``EngineConfig.model``: ``fake``, or ``fake:SECONDS`` for the time of a step,
+``fail-load`` / ``crash-load`` for an engine that cannot start, ``fail-step`` for one that breaks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+
+from engine.config import ConfigError, EngineConfig
+from engine.core import EngineCore
+from engine.messages import EngineInfo
+from engine.process import main
+from engine.schedule import SchedulerOutput, StepOutput
+from engine.scheduler import Scheduler, SchedulerConfig
+from tests.support.fake_kv import VOCAB_SIZE, FakeKvExecutor
+from tiering.block_manager import BlockManager
+from tiering.policies.eviction import LruEviction
+
+NUM_BLOCKS = 256
+WINDOW = 512
+
+
+class _SlowExecutor(FakeKvExecutor):
+    def __init__(self, step_s: float, block_size: int, *, fails: bool) -> None:
+        super().__init__(NUM_BLOCKS, block_size)
+        self._step_s = step_s
+        self._fails = fails
+
+    def execute(self, plan: SchedulerOutput) -> StepOutput:
+        if self._fails:
+            raise RuntimeError("scripted failure")
+        time.sleep(self._step_s)
+        return super().execute(plan)
+
+
+def build(
+    config: EngineConfig, on_progress: Callable[[str, int, int], None], clock: Callable[[], float]
+) -> tuple[EngineCore, EngineInfo]:
+    name, _, step_s = config.model.partition(":")
+    if name == "fail-load":
+        raise ConfigError("There is no such model.")
+    if name == "crash-load":
+        os._exit(9)
+    for done in range(3):
+        on_progress("weights", done, 2)
+    blocks = BlockManager(NUM_BLOCKS, config.block_size, LruEviction())
+    scheduler = Scheduler(SchedulerConfig(config.max_num_seqs, config.max_num_batched_tokens, WINDOW), blocks)
+    executor = _SlowExecutor(float(step_s or 0), config.block_size, fails=name == "fail-step")
+    core = EngineCore(scheduler, blocks, executor, max_model_len=WINDOW, vocab_size=VOCAB_SIZE, clock=clock)
+    return core, _info(config)
+
+
+def _info(config: EngineConfig) -> EngineInfo:
+    return EngineInfo(
+        model_name="fake", architecture="fake", device="cpu", dtype="none", num_parameters=0,
+        vocab_size=VOCAB_SIZE, max_model_len=WINDOW, block_size=config.block_size, num_blocks=NUM_BLOCKS,
+        kv_bytes=0, weight_bytes=0, threads=1, attention_backend="fake", tokenizer_dir="", chat_template=None,
+        bos_token=None, eos_token=None, stop_token_ids=(),
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    os._exit(main(sys.argv[1:], build))

@@ -1,0 +1,127 @@
+"""The arrows of the design: who may import whom, and what must load without torch."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("gateway", "engine", "tiering", "loadtest")
+ALLOWED = {
+    "tiering": {"tiering"},
+    "engine": {"engine", "tiering"},
+    "gateway": {"gateway", "engine"},
+    "loadtest": {"loadtest"},
+}
+GATEWAY_MAY_USE = {"engine.messages", "engine.client", "engine.config", "engine.process"}
+TORCH_FREE_ENGINE = (
+    "messages", "config", "schedule", "request", "budget", "scheduler", "core", "wire", "watchdog",
+    "connection", "client", "process",
+)  # fmt: skip
+DECIDERS = (
+    "engine.request", "engine.budget", "engine.scheduler", "engine.schedule", "engine.watchdog", "engine.wire",
+    "tiering.block_pool", "tiering.block_manager", "tiering.hashing", "tiering.integrity", "tiering.residency",
+    "tiering.types", "tiering.policies.eviction", "gateway.protocol.sse", "gateway.detokenizer",
+    "gateway.stop_matcher",
+)  # fmt: skip
+DOING = {"torch", "socket", "threading", "time", "asyncio", "selectors", "concurrent", "datetime"}
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            yield name.removesuffix(".__init__"), path
+
+
+def imports(path: Path) -> set[str]:
+    """Everything a file imports, wherever in the file, as dotted names."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            assert node.module is not None
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+MODULES = dict(modules())
+
+
+def ours(name: str) -> set[str]:
+    return {imported for imported in imports(MODULES[name]) if imported in MODULES} - {name}
+
+
+def test_the_top_level_packages_are_these() -> None:
+    found = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert found == {*PACKAGES, "tests"}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_arrows_between_packages(name: str) -> None:
+    package = name.partition(".")[0]
+    assert {imported.partition(".")[0] for imported in ours(name)} <= ALLOWED[package]
+    if package == "gateway":
+        from_engine = {i for i in ours(name) if i.startswith("engine.")}
+        assert from_engine <= GATEWAY_MAY_USE
+
+
+def test_no_cycles() -> None:
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, f"import cycle: {' -> '.join((*trail, name))}"
+        if name not in done:
+            for imported in ours(name):
+                visit(imported, (*trail, name))
+            done.add(name)
+
+    for name in MODULES:
+        visit(name, ())
+
+
+@pytest.mark.parametrize("name", DECIDERS)
+def test_deciders_own_no_tensor_socket_thread_or_clock(name: str) -> None:
+    assert {imported.partition(".")[0] for imported in imports(MODULES[name])} & DOING == set()
+
+
+def torch_free() -> list[str]:
+    free = [f"engine.{name}" for name in TORCH_FREE_ENGINE]
+    free += [name for name in MODULES if name.startswith(("gateway", "loadtest"))]
+    free += [
+        name
+        for name in MODULES
+        if name.startswith("tiering") and not name.startswith(("tiering.movers", "tiering.memory"))
+    ]
+    return free
+
+
+def test_these_modules_load_without_torch() -> None:
+    statement = f"import {', '.join(torch_free())}, sys; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", statement], check=True, cwd=ROOT)
+
+
+def test_the_architecture_page_names_only_files_that_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"`((?:gateway|engine|tiering|loadtest|tests)/[\w/]+\.py)`", page))
+    assert len(named) > 15
+    missing = {name for name in named if not (ROOT / name).exists()}
+    assert missing == set()
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    undocumented = [
+        name
+        for name, path in MODULES.items()
+        if path.name != "__init__.py" and not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert undocumented == []
