@@ -38,6 +38,10 @@ class MemorySize(msgspec.Struct, frozen=True):
         assert self.fraction is not None
         return int(self.fraction * total_bytes)
 
+    def __str__(self) -> str:
+        """In the form that ``parse_memory_size`` reads."""
+        return str(self.num_bytes) if self.fraction is None else f"{self.fraction * 100:g}%"
+
 
 def parse_memory_size(text: str) -> MemorySize:
     """Read ``512MiB``, ``2GiB``, ``1.5GB``, ``1048576`` or ``50%``.
@@ -68,7 +72,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "auto"  # auto | float32 | bfloat16 | float16
     max_model_len: int | None = None
     block_size: int = 16
-    device_kv: MemorySize = MemorySize(fraction=0.25)
+    device_kv: MemorySize | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     seed: int = 0
@@ -79,9 +83,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """Rotary position scaling. ``kind`` is ``default``, ``linear`` or ``llama3``.
+    """Rotary position scaling. ``kind`` is ``default``, ``linear``, ``llama3`` or ``factors``.
 
-    Field names follow the ``rope_scaling`` entry of Hugging Face configs.
+    Field names follow the ``rope_scaling`` entry of Hugging Face configs; ``factors`` (one divisor per
+    pair of dimensions) is how GGUF files store the Llama 3 scaling.
     """
 
     kind: str = "default"
@@ -89,6 +94,7 @@ class RopeScaling:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 8192
+    factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

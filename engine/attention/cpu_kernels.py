@@ -1,0 +1,278 @@
+"""numba kernels of the CPU backend: RoPE with the K/V write, and paged attention in place.
+
+A bf16 pool is passed as its uint16 bits and widened to float32 in a tile that stays in L1; all
+arithmetic is float32. One work item is (sequence, block of query rows, KV head). Its softmax is the
+online one (Milakov and Gimelshein 2018) over fixed tiles of the context counted from position 0, so a
+row's result does not depend on its neighbours, on how the prompt was chunked, or on block numbers.
+Keep all kernels in this file: numba's cache is invalidated by a change of the file a kernel is in.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import prange
+from numba.extending import overload
+
+from engine.attention.jit import jit
+
+TILE = 64  # context tokens at a time: the K and V tiles take 2 * 64 * D * 4 bytes, 32 KiB for D 64
+QUERY_BLOCK = 16  # positions of one sequence that share a pass over the context
+NEGATIVE_INFINITY = np.float32(-np.inf)
+
+
+def _widen(value: Any) -> Any:
+    """A float32 as it is, or the float32 whose upper half are these bf16 bits."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(_widen, inline="always")
+def _widen_overload(value: Any) -> Any:
+    if str(value) == "uint16":
+
+        def widen(value: Any) -> Any:
+            return np.uint32(np.uint32(value) << np.uint32(16)).view(np.float32)
+    else:
+
+        def widen(value: Any) -> Any:
+            return value
+
+    return widen
+
+
+@jit()
+def _bf16_bits(value: Any) -> Any:
+    """Bits of the nearest bf16, ties to even."""
+    bits = np.float32(value).view(np.uint32)
+    rounded = np.uint32(bits + np.uint32(0x7FFF) + (np.uint32(bits >> np.uint32(16)) & np.uint32(1)))
+    if value != value:  # rounding could carry a NaN's mantissa away
+        rounded = np.uint32(0x7FC00000)
+    return np.uint16(rounded >> np.uint32(16))
+
+
+def _store(row: Any, index: Any, value: Any) -> None:
+    """``row[index] = value`` in the row's own format (float32, or bf16 bits in uint16)."""
+    raise NotImplementedError("compiled code only")
+
+
+@overload(_store, inline="always")
+def _store_overload(row: Any, index: Any, value: Any) -> Any:
+    if str(row.dtype) == "uint16":
+
+        def store(row: Any, index: Any, value: Any) -> None:
+            row[index] = _bf16_bits(value)
+    else:
+
+        def store(row: Any, index: Any, value: Any) -> None:
+            row[index] = value
+
+    return store
+
+
+# ---- rotate and store --------------------------------------------------------------------------
+
+
+@jit()
+def _rotate_head(source: Any, target: Any, cos: Any, sin: Any, scale: Any) -> None:
+    """Rotate one head ``[D]``, halves paired as in Hugging Face's layout, times ``scale``."""
+    half = cos.shape[0]
+    for d in range(half):
+        low, high = _widen(source[d]), _widen(source[d + half])
+        _store(target, d, (low * cos[d] - high * sin[d]) * scale)
+        _store(target, d + half, (high * cos[d] + low * sin[d]) * scale)
+
+
+@jit()
+def _rotate_rows(
+    first: int, last: int, qkv: Any, cos: Any, sin: Any, slots: Any,
+    pool: Any, layer: int, query: Any, scale: Any,
+) -> None:  # fmt: skip
+    num_heads, head_dim = query.shape[1], query.shape[2]
+    num_kv_heads, block_size = pool.shape[3], pool.shape[4]
+    for t in range(first, last):
+        block, offset = slots[t] // block_size, slots[t] % block_size
+        for h in range(num_heads):
+            _rotate_head(qkv[t, h * head_dim : (h + 1) * head_dim], query[t, h], cos[t], sin[t], scale)
+        for h in range(num_kv_heads):
+            k = (num_heads + h) * head_dim
+            v = k + num_kv_heads * head_dim
+            key = pool[block, layer, 0, h, offset]
+            value = pool[block, layer, 1, h, offset]
+            _rotate_head(qkv[t, k : k + head_dim], key, cos[t], sin[t], np.float32(1.0))
+            value[:] = qkv[t, v : v + head_dim]
+
+
+@jit(parallel=True)
+def rotate_and_store(
+    qkv: Any, cos: Any, sin: Any, slots: Any, pool: Any, layer: int,
+    query: Any, scale: Any, lanes: int,
+) -> None:  # fmt: skip
+    """Rotate Q into ``query`` (float32 ``[T, Hq, D]``, times ``scale``), and K into the pool beside V."""
+    num_rows = qkv.shape[0]
+    for lane in prange(lanes):
+        first, last = lane * num_rows // lanes, (lane + 1) * num_rows // lanes
+        _rotate_rows(first, last, qkv, cos, sin, slots, pool, layer, query, scale)
+
+
+# ---- attend ------------------------------------------------------------------------------------
+
+
+@jit()
+def _load_tile(
+    pool: Any, layer: int, head: int, table: Any, base: int, count: int, keys: Any, values: Any
+) -> None:
+    """Widen tokens ``[base, base + count)`` of one KV head into ``keys`` and ``values`` ``[TILE, D]``."""
+    block_size, head_dim = pool.shape[4], pool.shape[5]
+    for t in range(count):
+        block, offset = table[(base + t) // block_size], (base + t) % block_size
+        key, value = pool[block, layer, 0, head, offset], pool[block, layer, 1, head, offset]
+        for d in range(head_dim):
+            keys[t, d] = _widen(key[d])
+            values[t, d] = _widen(value[d])
+
+
+@jit()
+def _dot4(query: Any, keys: Any, t: int) -> Any:
+    """Dot products of one query row with four keys: one pass over the query, four sums at once."""
+    a, b, c, e = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
+    for d in range(query.shape[0]):
+        q = query[d]
+        a += q * keys[t, d]
+        b += q * keys[t + 1, d]
+        c += q * keys[t + 2, d]
+        e += q * keys[t + 3, d]
+    return a, b, c, e
+
+
+@jit()
+def _scores(query: Any, keys: Any, low: int, high: int, scores: Any) -> Any:
+    """Dot products of one query row with keys ``[low, high)``; returns their maximum (NaN wins).
+
+    Works on whole groups of four; the surplus reads stay inside the tile and are never used.
+    """
+    for t in range(low - low % 4, high, 4):
+        scores[t], scores[t + 1], scores[t + 2], scores[t + 3] = _dot4(query, keys, t)
+    top = NEGATIVE_INFINITY
+    for t in range(low, high):
+        if not scores[t] <= top:
+            top = scores[t]
+    return top
+
+
+@jit()
+def _exp2_shifted(scores: Any, low: int, high: int, top: Any) -> Any:
+    """In place 2**(score - top); returns the sum. Below 2**-126 counts as 2**-126. 2 ulp.
+
+    numba has no vector exp of its own, and this one vectorises. Polynomial: Cephes exp2f, degree 6
+    on [-0.5, 0.5].
+    """
+    total = np.float32(0.0)
+    for t in range(low, high):
+        x = scores[t] - top
+        if x < np.float32(-126.0):
+            x = np.float32(-126.0)
+        whole = np.floor(x + np.float32(0.5))
+        f = x - whole
+        poly = np.float32(1.535336188319500e-4)
+        poly = poly * f + np.float32(1.339887440266574e-3)
+        poly = poly * f + np.float32(9.618437357674640e-3)
+        poly = poly * f + np.float32(5.550332471162809e-2)
+        poly = poly * f + np.float32(2.402264791363012e-1)
+        poly = poly * f + np.float32(6.931472028550421e-1)
+        poly = poly * f + np.float32(1.0)
+        power = np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
+        weight = poly * power
+        scores[t] = weight
+        total += weight
+    return total
+
+
+@jit()
+def _accumulate(acc: Any, decay: Any, scores: Any, values: Any, low: int, high: int) -> None:
+    """``acc = acc * decay + scores @ values`` over tokens ``[low, high)``, four tokens at a time."""
+    for d in range(acc.shape[0]):
+        acc[d] *= decay
+    whole = low + (high - low) // 4 * 4
+    for t in range(low, whole, 4):
+        a, b, c, e = scores[t], scores[t + 1], scores[t + 2], scores[t + 3]
+        for d in range(acc.shape[0]):
+            acc[d] += (a * values[t, d] + b * values[t + 1, d]) + (
+                c * values[t + 2, d] + e * values[t + 3, d]
+            )
+    for t in range(whole, high):
+        for d in range(acc.shape[0]):
+            acc[d] += scores[t] * values[t, d]
+
+
+@jit()
+def _attend_tile(
+    query: Any, position: int, window: int, base: int, keys: Any, values: Any,
+    scores: Any, acc: Any, row_max: Any, row_sum: Any, row: int,
+) -> None:  # fmt: skip
+    """Fold one tile into the running softmax of one query row at ``position``."""
+    low, high = max(0, position - window + 1 - base), min(TILE, position + 1 - base)
+    if low >= high:
+        return
+    top = _scores(query, keys, low, high, scores)
+    old = row_max[row]
+    if not top <= old:
+        row_max[row] = top
+    else:
+        top = old
+    decay = np.float32(np.exp2(old - top)) if old != top else np.float32(1.0)
+    row_sum[row] = row_sum[row] * decay + _exp2_shifted(scores, low, high, top)
+    _accumulate(acc[row], decay, scores, values, low, high)
+
+
+@jit()
+def _attend_item(
+    first: int, count: int, position: int, window: int, head: int, table: Any,
+    query: Any, pool: Any, layer: int, out: Any,
+    keys: Any, values: Any, scores: Any, acc: Any, row_max: Any, row_sum: Any,
+) -> None:  # fmt: skip
+    """One KV head, ``count`` rows of one sequence from row ``first``, which is at ``position``."""
+    head_dim, group = query.shape[2], query.shape[1] // pool.shape[3]
+    num_rows = count * group
+    acc[:num_rows] = 0.0
+    row_max[:num_rows] = NEGATIVE_INFINITY
+    row_sum[:num_rows] = 0.0
+    end = position + count
+    for base in range(max(0, position - window + 1) // TILE * TILE, end, TILE):
+        _load_tile(pool, layer, head, table, base, min(TILE, end - base), keys, values)
+        for r in range(num_rows):
+            row_query = query[first + r // group, head * group + r % group]
+            _attend_tile(
+                row_query, position + r // group, window, base, keys, values,
+                scores, acc, row_max, row_sum, r,
+            )  # fmt: skip
+    for r in range(num_rows):
+        target = out[first + r // group, head * group + r % group]
+        for d in range(head_dim):
+            _store(target, d, acc[r, d] / row_sum[r])
+
+
+@jit(parallel=True)
+def attend(
+    query: Any, pool: Any, layer: int, tables: Any, work: Any, window: int, out: Any, lanes: int
+) -> None:
+    """Causal attention of ``query`` ``[T, Hq, D]`` into ``out`` ``[T, Hq, D]``.
+
+    ``work`` ``[W, 4]``: sequence, first row, number of rows, position of the first row; longest first,
+    dealt to the lanes like cards. Scores are in base 2: log2(e) is part of the query's scale.
+    """
+    num_kv_heads, head_dim = pool.shape[3], pool.shape[5]
+    max_rows = QUERY_BLOCK * (query.shape[1] // num_kv_heads)
+    for lane in prange(lanes):
+        keys = np.empty((TILE, head_dim), np.float32)
+        values = np.empty((TILE, head_dim), np.float32)
+        scores = np.empty(TILE, np.float32)
+        acc = np.empty((max_rows, head_dim), np.float32)
+        row_max = np.empty(max_rows, np.float32)
+        row_sum = np.empty(max_rows, np.float32)
+        for item in range(lane, work.shape[0] * num_kv_heads, lanes):
+            sequence, first, count, position = work[item // num_kv_heads]
+            _attend_item(
+                first, count, position, window, item % num_kv_heads, tables[sequence],
+                query, pool, layer, out, keys, values, scores, acc, row_max, row_sum,
+            )  # fmt: skip

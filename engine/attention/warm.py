@@ -1,0 +1,41 @@
+"""Compiles the CPU kernels and fills numba's on-disk cache: ``python -m engine.attention.warm``.
+
+Run at install, and by the engine at load, so that no request waits for a compiler.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.attention.base import AttentionMetadata, AttentionShape
+from engine.attention.cpu import CpuAttention
+
+_SHAPE = AttentionShape(num_heads=2, num_kv_heads=1, head_dim=16)
+
+
+def warm_cpu_kernels(threads: int = 1) -> None:
+    """Compile, or load from the cache, what float32 and bfloat16 pools need. Seconds the first time."""
+    for dtype in (torch.float32, torch.bfloat16):
+        pool = torch.zeros((2, 1, 2, 1, 16, 16), dtype=dtype)
+        backend = CpuAttention(pool, _SHAPE, threads)
+        backend.begin_step(_metadata(), torch.ones((2, 8)), torch.zeros((2, 8)))
+        backend.forward(0, torch.zeros((2, _SHAPE.qkv_size), dtype=dtype))
+
+
+def _metadata() -> AttentionMetadata:
+    def ints(*values: int) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32)
+
+    return AttentionMetadata(
+        query_start=ints(0, 2),
+        context_start=ints(0),
+        seq_lens=ints(2),
+        block_tables=ints(1).view(1, 1),
+        slot_mapping=ints(16, 17),
+        max_query_len=2,
+        max_seq_len=2,
+    )
+
+
+if __name__ == "__main__":
+    warm_cpu_kernels()

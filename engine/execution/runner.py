@@ -1,0 +1,191 @@
+"""Carries out a step: plan to tensors, one forward, one sampling. Also loads what that takes.
+
+Runs on: step thread, sole user of model and pool. Blocks: for the length of a step.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from engine.attention.base import AttentionBackend, AttentionShape
+from engine.attention.reference import ReferenceAttention
+from engine.config import ConfigError, EngineConfig, ModelConfig
+from engine.execution.batch import build_model_input
+from engine.execution.hardware import Hardware, choose_hardware, pool_bytes
+from engine.execution.sampler import sample
+from engine.loading.checkpoint import open_checkpoint
+from engine.loading.tokenizer import prepare_tokenizer
+from engine.loading.weights import load_weights
+from engine.messages import EngineInfo, SamplingParams
+from engine.models.llama import LlamaModel
+from engine.models.rope import RopeTable
+from engine.schedule import SampledToken, SampleSpec, ScheduledChunk, SchedulerOutput, StepOutput
+from tiering.memory.device_pool import allocate_device_pool
+from tiering.memory.layout import KVLayout
+
+Progress = Callable[[str, int, int], None]
+
+
+class ModelRunner:
+    """Executes plans on one model and one KV pool."""
+
+    def __init__(self, model: LlamaModel, block_size: int, device: torch.device) -> None:
+        self._model = model
+        self._block_size = block_size
+        self._device = device
+
+    @torch.inference_mode()
+    def execute(self, plan: SchedulerOutput) -> StepOutput:
+        """Compute every chunk's tokens into the pool, and draw where a chunk asks for it."""
+        if not plan.chunks:
+            return StepOutput(samples=())
+        logits = self._model.forward(build_model_input(plan, self._block_size, self._device))
+        asking = [chunk for chunk in plan.chunks if chunk.sample is not None]
+        if not asking:
+            return StepOutput(samples=())
+        drawn = sample(logits, [chunk.sample for chunk in asking if chunk.sample is not None])
+        return StepOutput(
+            samples=tuple(
+                SampledToken(chunk.request_id, token_id, logprobs)
+                for chunk, (token_id, logprobs) in zip(asking, drawn, strict=True)
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRunner:
+    """A runner ready to step, and what the gateway needs to know of it."""
+
+    runner: ModelRunner
+    info: EngineInfo
+
+
+def load_runner(config: EngineConfig, on_progress: Progress) -> LoadedRunner:
+    """Load model and tokenizer, allocate the pool, warm up. Raises ConfigError for the user's errors."""
+    hardware = choose_hardware(config)
+    torch.set_num_threads(hardware.threads)
+    checkpoint = open_checkpoint(config.model, config.load_format, config.seed)
+    _check_window(config.max_model_len, checkpoint.config)
+    tokenizer = prepare_tokenizer(checkpoint)
+    weights = load_weights(
+        checkpoint.config, checkpoint.tensors, hardware.dtype, hardware.device, on_progress
+    )
+    window = _Window.fit(config, checkpoint.config, hardware)
+    pool = allocate_device_pool(window.layout, window.num_blocks, hardware.dtype, hardware.device)
+    attention = _attention_backend(pool, checkpoint.config, window, hardware)
+    rope = RopeTable(checkpoint.config, window.max_model_len, hardware.device)
+    runner = ModelRunner(LlamaModel(weights, rope, attention), config.block_size, hardware.device)
+    _warm_up(runner)
+    model = checkpoint.config
+    return LoadedRunner(
+        runner,
+        EngineInfo(
+            model_name=checkpoint.name,
+            architecture=model.architecture,
+            device=_device_name(hardware.device),
+            dtype=str(hardware.dtype).removeprefix("torch."),
+            num_parameters=sum(tensor.numel() for tensor in weights.tensors()),
+            vocab_size=model.vocab_size,
+            max_model_len=window.max_model_len,
+            block_size=config.block_size,
+            num_blocks=window.num_blocks,
+            kv_bytes=window.num_blocks * window.layout.block_bytes,
+            weight_bytes=sum(tensor.nbytes for tensor in weights.tensors()),
+            threads=hardware.threads,
+            attention_backend=attention.name,
+            tokenizer_dir=str(tokenizer.directory),
+            chat_template=tokenizer.chat_template,
+            bos_token=tokenizer.bos_token,
+            eos_token=tokenizer.eos_token,
+            stop_token_ids=model.eos_token_ids,
+            notes=window.notes,
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """How long a sequence may get, and the pool that holds at least one such."""
+
+    layout: KVLayout
+    num_blocks: int
+    max_model_len: int
+    notes: tuple[str, ...]
+
+    @classmethod
+    def fit(cls, config: EngineConfig, model: ModelConfig, hardware: Hardware) -> _Window:
+        """Size the pool. A window that was asked for must fit it; the model's own is cut to it."""
+        layout = KVLayout(
+            num_layers=model.num_layers,
+            num_kv_heads=model.num_kv_heads,
+            block_size=config.block_size,
+            head_dim=model.head_dim,
+            dtype_bytes=hardware.dtype.itemsize,
+        )
+        num_blocks = layout.num_blocks(pool_bytes(config.device_kv, hardware.device))
+        capacity = num_blocks * config.block_size
+        wanted = config.max_model_len or model.max_position_embeddings
+        if capacity < 2 * config.block_size:
+            raise ConfigError(
+                f"--device-kv is too small: it holds {capacity} tokens, and one token of this model takes"
+                f" {layout.token_bytes} bytes."
+            )
+        if capacity >= wanted:
+            return cls(layout, num_blocks, wanted, ())
+        if config.max_model_len is not None:
+            raise ConfigError(
+                f"--device-kv holds {capacity} tokens, less than one sequence of --max-model-len {wanted};"
+                f" raise the one or lower the other."
+            )
+        note = f"the window is cut from {wanted} to {capacity} tokens, which is what --device-kv holds."
+        return cls(layout, num_blocks, capacity, (note,))
+
+
+def _check_window(max_model_len: int | None, model: ModelConfig) -> None:
+    if max_model_len is not None and max_model_len > model.max_position_embeddings:
+        raise ConfigError(
+            f"--max-model-len {max_model_len} is more than this model's {model.max_position_embeddings}."
+        )
+
+
+def _attention_backend(
+    pool: torch.Tensor, model: ModelConfig, window: _Window, hardware: Hardware
+) -> AttentionBackend:
+    needs_window = model.sliding_window is not None and model.sliding_window < window.max_model_len
+    shape = AttentionShape(
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        sliding_window=model.sliding_window if needs_window else None,
+    )
+    if hardware.device.type != "cpu":
+        return ReferenceAttention(pool, shape)
+    os.environ.setdefault("NUMBA_NUM_THREADS", str(hardware.threads))
+    from engine.attention.cpu import CpuAttention
+
+    return CpuAttention(pool, shape, hardware.threads)
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _warm_up(runner: ModelRunner) -> None:
+    """Run a prefill and a decode, so that compiling and first allocations are not a request's to wait for.
+
+    Writes into block 0, which is free and may hold anything.
+    """
+    for start, token_ids in ((0, (0, 0)), (2, (0,))):
+        spec = SampleSpec(
+            params=SamplingParams(max_tokens=1, seed=0, top_p=0.9),
+            position=start + len(token_ids),
+            prompt_token_ids=(0,),
+            output_token_ids=(),
+            banned_token_ids=(),
+        )
+        chunk = ScheduledChunk("warm-up", token_ids, start, (0,), spec)
+        runner.execute(SchedulerOutput(chunks=(chunk,)))

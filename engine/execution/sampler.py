@@ -1,0 +1,191 @@
+"""Draws the next tokens of a whole batch. Stateless: everything it needs comes with the rows.
+
+Runs on: step thread. Order: bias, bans, penalties; greedy rows take the maximum; the others go through
+temperature, min-p, top-k and top-p, and are drawn by inverse CDF with one uniform number from a
+counter-based generator keyed by (seed, position). So a draw depends neither on the row's neighbours
+nor on whether the request was preempted. Rows that ask for nothing special cost nothing special.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.execution.random_numbers import uniform
+from engine.messages import SamplingParams, TokenLogprobs
+from engine.schedule import SampleSpec
+
+_PREFIX = 512  # how many of the most likely tokens are tried before the whole vocabulary is sorted
+
+
+def sample(
+    logits: torch.Tensor, specs: Sequence[SampleSpec]
+) -> list[tuple[int | None, TokenLogprobs | None]]:
+    """Token and log probabilities for each row of ``logits`` ``[R, V]`` float32.
+
+    The token is None for a row whose logits are not finite. Log probabilities are those of ``logits``
+    as they came, before anything was done to them.
+    """
+    assert logits.dtype is torch.float32
+    assert len(specs) == logits.shape[0]
+    broken = (~torch.isfinite(logits.sum(dim=1))).tolist()
+    tokens = _draw(_adjusted(logits, specs), specs)
+    logprobs = _logprobs(logits, specs, tokens)
+    return [
+        (None, None) if bad else pair
+        for bad, pair in zip(broken, zip(tokens, logprobs, strict=True), strict=True)
+    ]
+
+
+def _rows_where(specs: Sequence[SampleSpec], wants: Callable[[SamplingParams], bool]) -> list[int]:
+    return [row for row, spec in enumerate(specs) if wants(spec.params)]
+
+
+# ---- what changes logits ---------------------------------------------------------------------------
+
+
+def _adjusted(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor:
+    """Logits with bias, bans and penalties; the same tensor if no row asks for any."""
+    biased = _rows_where(specs, lambda params: bool(params.logit_bias))
+    banned = [row for row, spec in enumerate(specs) if spec.banned_token_ids]
+    penalized = _rows_where(specs, _has_penalty)
+    if not (biased or banned or penalized):
+        return logits
+    logits = logits.clone()
+    for row in biased:
+        bias = specs[row].params.logit_bias
+        logits[row, list(bias)] += torch.tensor(list(bias.values()), device=logits.device)
+    for row in banned:
+        logits[row, list(specs[row].banned_token_ids)] = -torch.inf
+    if penalized:
+        logits[penalized] = _penalized(logits[penalized], [specs[row] for row in penalized])
+    return logits
+
+
+def _has_penalty(params: SamplingParams) -> bool:
+    return (
+        params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+    )
+
+
+def _penalized(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor:
+    """Repetition (Keskar et al. 2019) over prompt and output; presence and frequency over the output."""
+    vocab_size, device = logits.shape[1], logits.device
+    in_output = _token_counts([spec.output_token_ids for spec in specs], vocab_size, device)
+    in_prompt = _token_counts([spec.prompt_token_ids for spec in specs], vocab_size, device)
+    repetition = _column(specs, lambda params: params.repetition_penalty, device)
+    seen = (in_output > 0) | (in_prompt > 0)
+    divided = torch.where(logits > 0, logits / repetition, logits * repetition)
+    logits = torch.where(seen, divided, logits)
+    logits -= _column(specs, lambda params: params.frequency_penalty, device) * in_output
+    logits -= _column(specs, lambda params: params.presence_penalty, device) * (in_output > 0)
+    return logits
+
+
+def _token_counts(histories: Sequence[Sequence[int]], vocab_size: int, device: torch.device) -> torch.Tensor:
+    """How often each token occurs in each history: ``[R, V]`` float32."""
+    counts = [np.bincount(np.asarray(ids, dtype=np.int64), minlength=vocab_size) for ids in histories]
+    return torch.from_numpy(np.stack(counts)).to(device=device, dtype=torch.float32)
+
+
+def _column(
+    specs: Sequence[SampleSpec], value: Callable[[SamplingParams], float], device: torch.device
+) -> torch.Tensor:
+    """One number per row, ``[R, 1]``."""
+    return torch.tensor([[value(spec.params)] for spec in specs], dtype=torch.float32, device=device)
+
+
+# ---- drawing ---------------------------------------------------------------------------------------
+
+
+def _draw(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[int]:
+    tokens: list[int] = logits.argmax(dim=1).tolist()
+    random = _rows_where(specs, lambda params: params.temperature > 0)
+    if random:
+        chosen = [specs[row] for row in random]
+        rows = logits if len(random) == len(specs) else logits[random]
+        for row, token in zip(random, _draw_random(rows, chosen), strict=True):
+            tokens[row] = token
+    return tokens
+
+
+def _draw_random(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[int]:
+    temperature = _column(specs, lambda params: params.temperature, logits.device)
+    probabilities = torch.softmax((logits - logits.amax(dim=1, keepdim=True)) / temperature, dim=1)
+    probabilities = _without_unlikely(probabilities, specs)
+    seeds = np.array([spec.params.seed for spec in specs], dtype=np.uint64)
+    positions = np.array([spec.position for spec in specs], dtype=np.uint64)
+    return _inverse_cdf(probabilities, uniform(seeds, positions))
+
+
+def _inverse_cdf(probabilities: torch.Tensor, numbers: npt.NDArray[np.float64]) -> list[int]:
+    """The token at which the running sum of each row passes its number. Rows need not sum to one."""
+    sums = probabilities.double().cumsum(dim=1)
+    totals = sums[:, -1:].contiguous()
+    targets = torch.from_numpy(numbers).to(sums.device)[:, None] * totals
+    targets = torch.minimum(targets, torch.nextafter(totals, torch.zeros_like(totals)))
+    tokens: list[int] = torch.searchsorted(sums, targets, right=True)[:, 0].tolist()
+    return tokens
+
+
+def _without_unlikely(probabilities: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor:
+    """Probabilities with what min-p, top-k and top-p exclude set to zero."""
+    floored = _rows_where(specs, lambda params: params.min_p > 0)
+    if floored:
+        floor = _column([specs[row] for row in floored], lambda params: params.min_p, probabilities.device)
+        rows = probabilities[floored]
+        probabilities[floored] = rows.where(rows >= floor * rows.amax(dim=1, keepdim=True), 0)
+    vocab_size = probabilities.shape[1]
+    cut = _rows_where(specs, lambda params: 0 < params.top_k < vocab_size or params.top_p < 1)
+    if cut:
+        probabilities[cut] = _nucleus(probabilities[cut], [specs[row] for row in cut], _PREFIX)
+    return probabilities
+
+
+def _nucleus(probabilities: torch.Tensor, specs: Sequence[SampleSpec], prefix: int) -> torch.Tensor:
+    """Keep the ``top_k`` likeliest, and of those the fewest that reach ``top_p`` of their sum.
+
+    Looks at the ``prefix`` likeliest first; rows for which that is not enough are sorted whole.
+    """
+    vocab_size, device = probabilities.shape[1], probabilities.device
+    prefix = min(prefix, vocab_size)
+    values, indices = probabilities.topk(prefix, dim=1)
+    limits = [spec.params.top_k or vocab_size for spec in specs]
+    limit = torch.tensor(limits, device=device)[:, None]
+    values = values.where(torch.arange(prefix, device=device) < limit, 0)
+    whole = torch.where(
+        limit < prefix, values.sum(dim=1, keepdim=True), probabilities.sum(dim=1, keepdim=True)
+    )
+    wanted = _column(specs, lambda params: params.top_p, device) * whole
+    before = values.cumsum(dim=1) - values
+    kept = torch.zeros_like(probabilities).scatter_(1, indices, values.where(before < wanted, 0))
+    if prefix < vocab_size:
+        reached = (before[:, -1:] + values[:, -1:] >= wanted) | (limit <= prefix)
+        short = [row for row, enough in enumerate(reached[:, 0].tolist()) if not enough]
+        if short:
+            kept[short] = _nucleus(probabilities[short], [specs[row] for row in short], vocab_size)
+    return kept
+
+
+# ---- log probabilities -----------------------------------------------------------------------------
+
+
+def _logprobs(
+    logits: torch.Tensor, specs: Sequence[SampleSpec], tokens: Sequence[int]
+) -> list[TokenLogprobs | None]:
+    result: list[TokenLogprobs | None] = [None] * len(specs)
+    rows = _rows_where(specs, lambda params: params.logprobs is not None)
+    if not rows:
+        return result
+    logprobs = torch.log_softmax(logits[rows], dim=1)
+    chosen = logprobs[range(len(rows)), [tokens[row] for row in rows]].tolist()
+    most = max(specs[row].params.logprobs or 0 for row in rows)
+    values, indices = (part.tolist() for part in logprobs.topk(min(most, logits.shape[1]), dim=1))
+    for i, row in enumerate(rows):
+        count = specs[row].params.logprobs or 0
+        top = zip(indices[i][:count], values[i][:count], strict=True)
+        result[row] = TokenLogprobs(chosen[i], tuple(top))
+    return result

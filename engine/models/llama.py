@@ -1,0 +1,83 @@
+"""The Llama family: Llama 2 and 3, Mistral, SmolLM2. One decoder, paged attention, inference only.
+
+Runs on: step thread. Shapes: T rows of this step over all sequences, H hidden, Hq and Hkv heads, D head
+size. Q, K and V come from one projection, and so do gate and up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.attention.base import AttentionBackend, AttentionMetadata
+from engine.models.layers import Linear, RMSNorm, silu_and_mul
+from engine.models.rope import RopeTable
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInput:
+    """One step's rows. ``logit_rows`` are those that need logits."""
+
+    token_ids: torch.Tensor  # [T] int64
+    positions: torch.Tensor  # [T] int64
+    logit_rows: torch.Tensor  # [R] int64
+    attention: AttentionMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """Weights of one layer."""
+
+    input_norm: RMSNorm
+    qkv: Linear  # [(Hq + 2 Hkv) * D, H]
+    output: Linear  # [H, Hq * D]
+    post_attention_norm: RMSNorm
+    gate_up: Linear  # [2 * F, H]
+    down: Linear  # [H, F]
+
+    def __call__(self, index: int, hidden: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
+        """``hidden`` ``[T, H]`` after attention and MLP, each with its residual."""
+        attended = attention.forward(index, self.qkv(self.input_norm(hidden)))
+        hidden = hidden + self.output(attended)
+        return hidden + self.down(silu_and_mul(self.gate_up(self.post_attention_norm(hidden))))
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaWeights:
+    """Weights of a whole model. ``lm_head`` may be the embedding itself."""
+
+    embedding: torch.Tensor  # [V, H]
+    layers: tuple[DecoderLayer, ...]
+    norm: RMSNorm
+    lm_head: Linear  # [V, H]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Every distinct weight, for counting."""
+        found = [self.embedding, self.norm.weight, self.lm_head.weight]
+        for layer in self.layers:
+            found += [layer.input_norm.weight, layer.post_attention_norm.weight]
+            for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
+                found += [linear.weight, *([linear.bias] if linear.bias is not None else [])]
+        return list({tensor.data_ptr(): tensor for tensor in found}.values())
+
+
+class LlamaModel:
+    """Rows in, logits out; keys and values go to the attention backend's pool."""
+
+    def __init__(self, weights: LlamaWeights, rope: RopeTable, attention: AttentionBackend) -> None:
+        self._weights = weights
+        self._rope = rope
+        self._attention = attention
+
+    def forward(self, inputs: ModelInput) -> torch.Tensor:
+        """Logits ``[R, V]`` float32 of the rows in ``logit_rows``."""
+        weights = self._weights
+        self._attention.begin_step(inputs.attention, *self._rope.at(inputs.positions))
+        hidden = weights.embedding[inputs.token_ids]
+        for index, layer in enumerate(weights.layers):
+            hidden = layer(index, hidden, self._attention)
+        rows = hidden[inputs.logit_rows]
+        if not len(rows):
+            return rows.new_empty((0, weights.embedding.shape[0]), dtype=torch.float32)
+        return weights.lm_head(weights.norm(rows)).float()

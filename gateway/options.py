@@ -1,0 +1,74 @@
+"""Command-line options that describe an engine, shared by serve, chat and doctor.
+
+Flag names follow vLLM where it has one. Values become an ``EngineConfig``; what cannot be read is
+refused by click with the option's name and exit code 2.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from engine.config import ConfigError, EngineConfig, MemorySize, parse_memory_size
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class SizeType(click.ParamType[MemorySize]):
+    """A size such as 512MiB, 2GiB or 50%."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> MemorySize:
+        if isinstance(value, MemorySize):
+            return value
+        try:
+            return parse_memory_size(value)
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+
+
+_POSITIVE = click.IntRange(min=1)
+_DEFAULTS = EngineConfig(model="")
+
+_ENGINE_OPTIONS = (
+    click.argument("model", required=False, default=""),
+    click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
+                 help="Where to run; auto takes the GPU if there is one."),
+    click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto",
+                 show_default=True, help="Type of weights and KV; auto takes bfloat16 where it is native."),
+    click.option("--load-format", type=click.Choice(["auto", "dummy"]), default="auto", show_default=True,
+                 help="dummy makes seeded random weights for the model's config, for benchmarks."),
+    click.option("--max-model-len", type=_POSITIVE,
+                 help="Longest prompt plus answer, in tokens.  [default: the model's]"),
+    click.option("--block-size", type=click.Choice([16, 32, 64, 128]), default=_DEFAULTS.block_size,
+                 show_default=True, help="Tokens in a KV block."),
+    click.option("--device-kv", type=SizeType(), default="25%", show_default=True,
+                 help="KV pool on the device: 512MiB, 2GiB, or a share of its memory."),
+    click.option("--max-num-seqs", type=_POSITIVE, default=_DEFAULTS.max_num_seqs, show_default=True,
+                 help="Sequences that run in one step."),
+    click.option("--max-num-batched-tokens", type=_POSITIVE, default=_DEFAULTS.max_num_batched_tokens,
+                 show_default=True, help="Tokens computed in one step; long prompts are cut into chunks."),
+    click.option("--enable-prefix-caching/--no-enable-prefix-caching", default=True, show_default=True,
+                 help="Reuse the KV of prompts that begin alike."),
+    click.option("--threads", type=_POSITIVE,
+                 help="Compute threads of a CPU engine.  [default: by core count]"),
+    click.option("--seed", type=int, default=_DEFAULTS.seed, show_default=True,
+                 help="Seed of dummy weights."),
+)  # fmt: skip
+
+
+def engine_options(command: Command) -> Command:
+    """Add MODEL and the engine's options to a command; it gets them as keyword arguments."""
+    for option in reversed(_ENGINE_OPTIONS):
+        command = option(command)
+    return command
+
+
+def engine_config(options: dict[str, Any]) -> EngineConfig:
+    """Build the settings from what ``engine_options`` gathered, taking those entries out of ``options``."""
+    fields = {name: options.pop(name) for name in EngineConfig.__struct_fields__ if name in options}
+    return EngineConfig(**fields, cache_secret=secrets.token_bytes(32))

@@ -1,0 +1,117 @@
+"""A real ``tidegate serve`` process on a free port of 127.0.0.1, ended by its own process id."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ADMIN_KEY = "test-admin-key"
+START_TIMEOUT_S = 120
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass
+class Server:
+    """A running server. ``log`` is what it has printed so far."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    log_path: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    @property
+    def engine_pid(self) -> int:
+        """The server's one child."""
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        assert len(children) == 1, children
+        return int(children[0])
+
+    def get(self, path: str, **headers: str) -> tuple[int, bytes]:
+        request = urllib.request.Request(self.url + path, headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=10) as response:
+                return response.status, response.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+
+    def integrity(self) -> dict[str, Any]:
+        """The engine's own recount, with its present figures."""
+        status, body = self.get("/debug/integrity", Authorization=f"Bearer {ADMIN_KEY}")
+        assert status == 200, body
+        report: dict[str, Any] = json.loads(body)
+        return report
+
+    def wait_idle(self, timeout_s: float = 30) -> dict[str, Any]:
+        """Wait until nothing runs or waits, and return the recount then."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            report = self.integrity()
+            stats = report["stats"]
+            if stats["num_running"] + stats["num_waiting"] == 0:
+                return report
+            assert time.monotonic() < deadline, report
+            time.sleep(0.05)
+
+    def stop(self, timeout_s: float = 30) -> int:
+        """SIGTERM, and the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout_s)
+
+
+@contextlib.contextmanager
+def running_server(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Server]:
+    """Serve with these arguments until the scope ends."""
+    port = free_port()
+    command = [sys.executable, "-P", "-m", "gateway.cli", "serve", *arguments]
+    command += ["--port", str(port), "--admin-key", ADMIN_KEY]
+    with tempfile.TemporaryDirectory() as folder:
+        log_path = Path(folder) / "log"
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **(env or {})})
+        server = Server(process, port, log_path)
+        try:
+            _wait_until_up(server)
+            yield server
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def _wait_until_up(server: Server) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        assert server.process.poll() is None, server.log
+        with contextlib.suppress(OSError):
+            if server.get("/health")[0] == 200:
+                return
+        time.sleep(0.05)
+    raise AssertionError(f"not up after {START_TIMEOUT_S} s: {server.log}")
