@@ -8,7 +8,7 @@ import logging
 import socket
 import sys
 from collections.abc import Callable
-from typing import Protocol, assert_never
+from typing import Protocol, assert_never, cast
 
 from engine.config import EngineConfig
 from engine.messages import (
@@ -117,8 +117,7 @@ class _Link(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses of it
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -290,7 +289,8 @@ class EngineClient:
                 self._on_progress(envelope.body)
             case Ready(info):
                 self._stats = EngineStats(blocks_free=info.num_blocks)
-                self._ready.set_result(info)
+                if not self._ready.done():
+                    self._ready.set_result(info)
             case LoadFailed(message, is_user_error):
                 self._fail_start(message, is_user_error)
             case IntegrityReport(check_id):

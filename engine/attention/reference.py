@@ -33,7 +33,7 @@ class ReferenceAttention(AttentionBackend):
     def forward(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         shape = self._shape
         heads = qkv.view(qkv.shape[0], -1, shape.head_dim)  # [T, Hq + 2 Hkv, D]
-        sizes = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
+        sizes = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
         query, key, value = torch.split(heads, sizes, dim=1)
         query = self._rotate(query)
         self._pool[self._slot_blocks, layer, 0, :, self._slot_offsets] = self._rotate(key)

@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gguf
-
 from engine.config import ConfigError
 from engine.loading.checkpoint import Checkpoint
 from engine.loading.hf_config import read_json
 
 _FORMAT = 1
 _SPECIAL = "special.json"
+_FINGERPRINT_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +86,12 @@ def _special_text(value: Any) -> str | None:
 
 
 def _fingerprint(path: Path) -> str:
-    """Of the part of a GGUF file before its tensors, or of a directory's tokenizer files."""
+    """Of a GGUF file's size and beginning, where its tokenizer is, or of a directory's tokenizer files."""
     digest = hashlib.blake2b(digest_size=16)
     if path.is_file():
+        digest.update(path.stat().st_size.to_bytes(8, "little"))
         with path.open("rb") as file:
-            digest.update(file.read(gguf.GGUFReader(path).data_offset))
+            digest.update(file.read(_FINGERPRINT_BYTES))
     else:
         for source in sorted(path.glob("*token*")):
             digest.update(source.name.encode() + b"\0" + source.read_bytes())

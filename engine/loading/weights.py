@@ -68,7 +68,8 @@ class _Loader:
         )
 
     def _norm(self, name: str) -> RMSNorm:
-        return RMSNorm(self._fused([name]), self._config.rms_norm_eps)
+        weight = self._read(name, self._shapes[name]).to(device=self._device, dtype=torch.float32)
+        return RMSNorm(weight, self._config.rms_norm_eps, self._dtype)
 
     def _linear(self, prefix: str, parts: Sequence[str]) -> Linear:
         """The parts' output rows, one after another, as one projection."""

@@ -21,13 +21,14 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class RMSNorm:
-    """Root mean square norm (Zhang and Sennrich 2019); sums in float32 whatever the dtype."""
+    """Root mean square norm (Zhang and Sennrich 2019) of float32 rows, rounded once, to ``dtype``."""
 
-    weight: torch.Tensor
+    weight: torch.Tensor  # float32
     eps: float
+    dtype: torch.dtype
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps).to(self.dtype)
 
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
