@@ -46,8 +46,9 @@ _ENGINE_OPTIONS = (
                  help="Longest prompt plus answer, in tokens.  [default: the model's]"),
     click.option("--block-size", type=click.Choice([16, 32, 64, 128]), default=_DEFAULTS.block_size,
                  show_default=True, help="Tokens in a KV block."),
-    click.option("--device-kv", type=SizeType(), default="25%", show_default=True,
-                 help="KV pool on the device: 512MiB, 2GiB, or a share of its memory."),
+    click.option("--device-kv", type=SizeType(),
+                 help="KV pool on the device: 512MiB, 2GiB, or a share of its memory such as 50%."
+                      "  [default: 25% of RAM, or what the GPU has left]"),
     click.option("--max-num-seqs", type=_POSITIVE, default=_DEFAULTS.max_num_seqs, show_default=True,
                  help="Sequences that run in one step."),
     click.option("--max-num-batched-tokens", type=_POSITIVE, default=_DEFAULTS.max_num_batched_tokens,

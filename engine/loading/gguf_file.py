@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from engine.config import ConfigError, ModelConfig, RopeScaling
-from engine.loading.checkpoint import TensorSource
 from engine.loading.hf_directory import DummyWeights
+from engine.loading.source import TensorSource
 
 _ROPE_FACTORS = "rope_freqs.weight"
 _TOP = {

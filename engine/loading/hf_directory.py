@@ -13,9 +13,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.config import ConfigError, ModelConfig
-from engine.loading.checkpoint import TensorSource
 from engine.loading.hf_config import read_json, read_model_config
 from engine.loading.shapes import tensor_shapes
+from engine.loading.source import TensorSource
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 

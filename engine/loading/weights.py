@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from engine.config import ConfigError, ModelConfig
-from engine.loading.checkpoint import TensorSource
 from engine.loading.shapes import EMBEDDING, LM_HEAD, NORM, layer_prefix, tensor_shapes
+from engine.loading.source import TensorSource
 from engine.models.layers import Linear, RMSNorm
 from engine.models.llama import DecoderLayer, LlamaWeights
 

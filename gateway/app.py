@@ -1,0 +1,211 @@
+"""The web application: routes, what surrounds every handler, and the listening socket.
+
+Runs on the event loop. ``serve`` is the whole life of a gateway: open, listen, wait, drain, close.
+Handlers are cancelled when their client goes away, which aiohttp does only when told to. Every answer
+carries a request id and the headers that keep proxies from buffering it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from engine.client import Engine
+from engine.config import ConfigError
+from gateway import handlers, probes
+from gateway.errors import ApiError, ErrorKind
+from gateway.request_keys import GATEWAY, REQUEST_ID_HEADER, assign_request_id, request_id_of
+from gateway.state import Gateway, GatewaySettings, open_gateway
+
+log = logging.getLogger("tidegate.gateway")
+
+_BACKLOG = 1024
+_MAX_HEADER_BYTES = 16 * 2**10
+
+
+def build_app(gateway: Gateway) -> web.Application:
+    """Routes and middleware. Run it with ``running_site``, which sets what they count on."""
+    app = web.Application(middlewares=[_surround], client_max_size=gateway.settings.max_body_bytes)
+    app[GATEWAY] = gateway
+    app.on_response_prepare.append(_add_headers)
+    app.router.add_post("/v1/completions", handlers.completions)
+    app.router.add_post("/v1/chat/completions", handlers.chat_completions)
+    app.router.add_get("/v1/models", probes.models)
+    app.router.add_get("/v1/models/{name:.+}", probes.model)
+    app.router.add_get("/health", probes.health)
+    app.router.add_get("/metrics", probes.metrics)
+    app.router.add_get("/version", probes.version)
+    if gateway.settings.admin_key is not None:
+        app.router.add_get("/debug/integrity", probes.integrity)
+    return app
+
+
+@asynccontextmanager
+async def running_site(gateway: Gateway) -> AsyncIterator[str]:
+    """Listen on the settings' host and port; gives the base URL. Leaving closes every connection.
+
+    Raises ConfigError if the address cannot be used.
+    """
+    settings = gateway.settings
+    runner = web.AppRunner(
+        build_app(gateway),
+        handler_cancellation=True,
+        handle_signals=False,
+        access_log=None,
+        keepalive_timeout=settings.idle_connection_s,
+        lingering_time=settings.linger_s,
+        max_line_size=_MAX_HEADER_BYTES,
+        max_field_size=_MAX_HEADER_BYTES,
+        shutdown_timeout=1.0,
+    )
+    await runner.setup()
+    try:
+        listener = await _listen(settings)
+        host, port = listener.getsockname()[:2]
+        await web.SockSite(runner, listener, backlog=_BACKLOG).start()
+        yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    finally:
+        await runner.cleanup()
+
+
+async def serve(
+    engine: Engine,
+    settings: GatewaySettings,
+    stop: asyncio.Event,
+    on_started: Callable[[str], None] = lambda url: None,
+) -> None:
+    """Serve until ``stop`` is set, then drain. The caller closes the engine.
+
+    ``on_started`` is called with the base URL. Raises ConfigError and UnsupportedTokenizerError.
+    """
+    gateway = await open_gateway(engine, settings)
+    try:
+        async with running_site(gateway) as url, _engine_watch(gateway):
+            on_started(url)
+            await stop.wait()
+            await gateway.drain(settings.drain_timeout_s)
+    finally:
+        await gateway.close()
+
+
+@asynccontextmanager
+async def _engine_watch(gateway: Gateway) -> AsyncIterator[None]:
+    """Logs the engine's death, with the requests that were lost. The streams end by themselves."""
+    task = asyncio.create_task(_report_death(gateway), name="tidegate-engine-watch")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _report_death(gateway: Gateway) -> None:
+    reason = await gateway.engine.wait_dead()
+    lost = ", ".join(gateway.streams.request_ids) or "none"
+    log.critical("the engine died: %s; requests in flight: %s", reason, lost)
+
+
+async def _listen(settings: GatewaySettings) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, protocol, _, address = found[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise _cannot_listen(settings, error) from error
+    try:
+        listener.setblocking(False)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Accepted sockets inherit it: a client that does not read is noticed after this much.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, settings.send_buffer_bytes)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise _cannot_listen(settings, error) from error
+    return listener
+
+
+def _cannot_listen(settings: GatewaySettings, error: OSError) -> ConfigError:
+    return ConfigError(f"Cannot listen on {settings.host}:{settings.port}: {error.strerror or error}.")
+
+
+# ---- around every handler ----------------------------------------------------------------------
+
+
+@web.middleware
+async def _surround(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Request id, API key, and one JSON shape for every error."""
+    assign_request_id(request)
+    try:
+        _check_key(request)
+        return await handler(request)
+    except ApiError as error:
+        return _error_response(error)
+    except web.HTTPException as error:
+        return _error_response(_from_http(error), error)
+    except ConnectionResetError:
+        raise
+    except Exception:
+        log.exception("request %s to %s failed", request_id_of(request), request.path)
+        return _error_response(ApiError(ErrorKind.INTERNAL, "The server failed to handle this request."))
+
+
+def _check_key(request: web.Request) -> None:
+    """Every key is compared, each in constant time, so that timing tells nothing about any."""
+    keys = _keys_for(request.path, request.app[GATEWAY].settings)
+    if not keys:
+        return
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    token = given.strip().encode("utf-8", errors="surrogateescape")
+    matches = [hmac.compare_digest(token, key.encode()) for key in keys]
+    if scheme.lower() != "bearer" or not any(matches):
+        raise ApiError(
+            ErrorKind.UNAUTHORIZED, "A valid API key is needed, sent as 'Authorization: Bearer KEY'."
+        )
+
+
+def _keys_for(path: str, settings: GatewaySettings) -> tuple[str, ...]:
+    """Keys of which one is needed for this path; none: it is open."""
+    if path.startswith("/debug/") and settings.admin_key is not None:
+        return (settings.admin_key,)
+    return settings.api_keys if path.startswith("/v1/") else ()
+
+
+def _from_http(error: web.HTTPException) -> ApiError:
+    if error.status == 404:
+        return ApiError(ErrorKind.NOT_FOUND, "There is nothing at this path.")
+    if error.status == 405:
+        return ApiError(ErrorKind.METHOD_NOT_ALLOWED, "This path does not take that method.")
+    if error.status == 413:
+        return ApiError(ErrorKind.BODY_TOO_LARGE, "The body is too large.")
+    return ApiError(ErrorKind.BAD_REQUEST, error.reason)
+
+
+def _error_response(error: ApiError, original: web.HTTPException | None = None) -> web.Response:
+    response = web.Response(body=error.body(), status=error.status, content_type="application/json")
+    if error.retry_after_s is not None:
+        response.headers["Retry-After"] = str(error.retry_after_s)
+    if error.kind is ErrorKind.UNAUTHORIZED:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    if original is not None and "Allow" in original.headers:
+        response.headers["Allow"] = original.headers["Allow"]
+    if error.kind in (ErrorKind.SHUTDOWN, ErrorKind.BODY_TOO_LARGE, ErrorKind.BODY_TIMEOUT):
+        response.force_close()
+    return response
+
+
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    headers = response.headers
+    headers[REQUEST_ID_HEADER] = request_id_of(request)
+    headers.setdefault("Cache-Control", "no-cache")
+    headers.setdefault("X-Accel-Buffering", "no")
+    headers["Server"] = "tidegate"

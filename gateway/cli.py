@@ -1,0 +1,161 @@
+"""The ``tidegate`` command: serve, chat, doctor. Imports nothing heavy; the engine has its own process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from gateway.doctor import run_doctor
+from gateway.lifecycle import EXIT_USER_ERROR, run_server
+from gateway.options import engine_config, engine_options
+from gateway.state import GatewaySettings, package_version
+from gateway.terminal_chat import ChatError, Server, own_server, run_chat
+
+_DEFAULTS = GatewaySettings()
+_SECONDS = click.FloatRange(min=0, min_open=True)
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_version(), prog_name="tidegate")
+def main() -> None:
+    """Stream tokens from a paged LLM engine over an OpenAI-compatible API.
+
+    MODEL is a Hugging Face directory (safetensors), a .gguf file, or left out for the built-in
+    SmolLM2-135M-Instruct.
+    """
+
+
+@main.command("serve")
+@engine_options
+@click.option("--host", default=_DEFAULTS.host, show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=_DEFAULTS.port,
+    show_default=True,
+    help="Port to listen on; 0 takes a free one.",
+)
+@click.option(
+    "--api-key",
+    multiple=True,
+    envvar="TIDEGATE_API_KEY",
+    help="Key that clients must send; may be given more than once.  [default: none needed]",
+)
+@click.option(
+    "--admin-key", envvar="TIDEGATE_ADMIN_KEY", help="Key for /debug/*.  [default: those paths are off]"
+)
+@click.option(
+    "--served-model-name",
+    multiple=True,
+    help="Name that clients use; may be given more than once.  [default: the model's]",
+)
+@click.option(
+    "--max-waiting",
+    type=click.IntRange(min=0),
+    default=_DEFAULTS.max_waiting,
+    show_default=True,
+    help="Requests that may wait beyond --max-num-seqs; more are refused with 429.",
+)
+@click.option(
+    "--drain-timeout",
+    type=click.FloatRange(min=0),
+    default=_DEFAULTS.drain_timeout_s,
+    show_default=True,
+    help="Seconds that running answers get to finish after SIGTERM.",
+)
+@click.option(
+    "--stall-timeout",
+    type=_SECONDS,
+    default=60.0,
+    show_default=True,
+    help="Seconds without a step, while work is pending, after which /health answers 503.",
+)
+@click.option("--log-level", type=click.Choice(_LOG_LEVELS), default="info", show_default=True)
+def serve_command(**options: Any) -> None:
+    """Serve MODEL over HTTP until SIGTERM or Ctrl-C."""
+    _set_up_logging(options.pop("log_level"))
+    config = engine_config(options)
+    settings = GatewaySettings(
+        host=options["host"],
+        port=options["port"],
+        api_keys=options["api_key"],
+        admin_key=options["admin_key"],
+        served_model_names=options["served_model_name"],
+        max_num_seqs=config.max_num_seqs,
+        max_waiting=options["max_waiting"],
+        drain_timeout_s=options["drain_timeout"],
+    )
+    outcome = run_server(config, settings, stall_timeout_s=options["stall_timeout"])
+    if outcome.message is not None:
+        click.echo(f"tidegate: {outcome.message}", err=True)
+    sys.exit(outcome.status)
+
+
+@main.command("chat")
+@engine_options
+@click.option("--url", help="Base URL of a running server.  [default: start one with the options above]")
+@click.option("--api-key", envvar="TIDEGATE_API_KEY", help="Key to send to the server at --url.")
+def chat_command(url: str | None, api_key: str | None, **options: Any) -> None:
+    """Chat in the terminal with MODEL, or with a running server."""
+    console = Console(highlight=False)
+    try:
+        with contextlib.ExitStack() as scope:
+            if url is not None:
+                server = Server(url.rstrip("/").removesuffix("/v1"), api_key)
+            else:
+                server = scope.enter_context(own_server(_given_arguments(options), console))
+            run_chat(server, console)
+    except ChatError as error:
+        click.echo(f"tidegate: {error}", err=True)
+        sys.exit(EXIT_USER_ERROR)
+
+
+@main.command("doctor")
+@engine_options
+@click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Also write the report here."
+)
+def doctor_command(json_path: Path | None, **options: Any) -> None:
+    """Show what was found on this machine and what a server would do with it."""
+    _set_up_logging("warning")
+    diagnosis = run_doctor(engine_config(options), Console(highlight=False))
+    if json_path is not None:
+        json_path.write_text(json.dumps(diagnosis.as_json(), indent=2) + "\n")
+    sys.exit(0 if diagnosis.failure is None else EXIT_USER_ERROR)
+
+
+def _given_arguments(options: dict[str, Any]) -> list[str]:
+    """The engine options as they were given, for the command line of another process."""
+    context = click.get_current_context()
+    arguments = []
+    for parameter in context.command.params:
+        name = parameter.name
+        if (
+            name not in options
+            or context.get_parameter_source(name) is not click.core.ParameterSource.COMMANDLINE
+        ):
+            continue
+        value = options[name]
+        if isinstance(parameter, click.Argument):
+            arguments.append(str(value))
+        elif isinstance(value, bool):
+            arguments.append((parameter.opts if value else parameter.secondary_opts)[0])
+        else:
+            arguments += [parameter.opts[0], str(value)]
+    return arguments
+
+
+def _set_up_logging(level: str) -> None:
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+if __name__ == "__main__":
+    main()

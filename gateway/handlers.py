@@ -1,0 +1,201 @@
+"""HTTP handlers of the two generation endpoints.
+
+Runs on the event loop; never blocks: the body is parsed and tokenized on the offload threads. Every
+resource is held by scope (permit, record, stream), so a client that goes away, which cancels the
+handler, frees all of it. A failure before the first byte of a stream is an HTTP status; after it, an
+in-band error and ``[DONE]``. Each failure is logged once, with the request id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import uuid
+from typing import Protocol
+
+from aiohttp import web
+
+from engine.messages import AddRequest
+from gateway.errors import ApiError, ErrorKind, from_failure, shutting_down
+from gateway.generation import Generation
+from gateway.metrics import RequestRecord
+from gateway.offload import OffloadFullError
+from gateway.openai.answers import AnswerFormat, Identity, join
+from gateway.openai.validated import GenerationRequest
+from gateway.protocol import sse
+from gateway.request_body import read_body
+from gateway.request_keys import GATEWAY, request_id_of
+from gateway.sse_writer import SseWriter
+from gateway.state import Gateway
+from gateway.token_stream import StreamFailedError, TokenStream
+
+log = logging.getLogger("tidegate.gateway")
+
+CLAMPED_HEADER = "x-tidegate-max-tokens-clamped"
+_LARGE_ANSWER_ENTRIES = 2_000
+
+
+class Endpoint(Protocol):
+    """What the handlers need of ``/v1/completions`` and ``/v1/chat/completions``."""
+
+    @property
+    def id_prefix(self) -> str: ...
+
+    def parse(self, body: bytes) -> GenerationRequest: ...
+
+    def answer(self, request: GenerationRequest, identity: Identity) -> AnswerFormat: ...
+
+
+async def completions(request: web.Request) -> web.StreamResponse:
+    return await _generate(request, request.app[GATEWAY].completions)
+
+
+async def chat_completions(request: web.Request) -> web.StreamResponse:
+    return await _generate(request, request.app[GATEWAY].chat)
+
+
+async def _generate(http: web.Request, endpoint: Endpoint) -> web.StreamResponse:
+    gateway = http.app[GATEWAY]
+    with gateway.metrics.request() as record:
+        try:
+            if gateway.draining:
+                raise shutting_down()
+            with gateway.admission.permit():
+                request = await _parse(http, gateway, endpoint)
+                return await _Answering(http, gateway, endpoint, request, record).run()
+        except ApiError as error:
+            record.outcome = error.kind.value
+            raise
+        except ConnectionResetError:  # the client went: the outcome stays "cancelled"
+            raise
+        except Exception:
+            record.outcome = ErrorKind.INTERNAL.value
+            raise
+
+
+async def _parse(http: web.Request, gateway: Gateway, endpoint: Endpoint) -> GenerationRequest:
+    settings = gateway.settings
+    body = await read_body(http, settings.max_body_bytes, settings.body_timeout_s)
+    try:
+        return await gateway.offload.run(endpoint.parse, body)
+    except OffloadFullError:
+        raise ApiError(ErrorKind.BUSY, "Too many prompts wait to be read.", retry_after_s=1) from None
+
+
+class _Answering:
+    """One validated request, from submitting it to the last byte of its answer."""
+
+    def __init__(
+        self,
+        http: web.Request,
+        gateway: Gateway,
+        endpoint: Endpoint,
+        request: GenerationRequest,
+        record: RequestRecord,
+    ) -> None:
+        self._http = http
+        self._gateway = gateway
+        self._request = request
+        self._record = record
+        self._id = endpoint.id_prefix + uuid.uuid4().hex
+        identity = Identity(self._id, int(time.time()), request.model, gateway.model.fingerprint)
+        self._format = endpoint.answer(request, identity)
+        self._headers: dict[str, str] = {}
+        if request.clamped_from is not None:
+            self._headers[CLAMPED_HEADER] = str(request.sampling.max_tokens)
+
+    async def run(self) -> web.StreamResponse:
+        """Answer. Raises ApiError for a failure that can still become a status."""
+        add = AddRequest(
+            request_id=self._id,
+            prompt_token_ids=self._request.prompt_token_ids,
+            sampling=self._request.sampling,
+        )
+        limits = self._gateway.settings.stream_limits
+        stream = TokenStream(self._gateway.engine, add, limits, self._record.on_tokens)
+        async with self._gateway.streams.open(stream):
+            generation = Generation(self._request, stream, self._gateway.model.codec.table)
+            if self._request.stream:
+                return await self._streamed(generation, SseWriter(self._http, stream, self._headers))
+            return await self._plain(generation)
+
+    async def _plain(self, generation: Generation) -> web.Response:
+        pieces = []
+        try:
+            while True:
+                progress = await generation.next()
+                assert progress is not None
+                pieces.append(progress.piece)
+                if progress.finish is not None:
+                    break
+        except StreamFailedError as error:
+            raise self._failed(error) from None
+        finish = progress.finish
+        self._record.outcome = finish.reason.value
+        piece = join(pieces)
+        arguments = (piece, finish.reason.value, finish.usage)
+        if len(piece.entries) > _LARGE_ANSWER_ENTRIES:
+            body = await self._gateway.offload.run(self._format.whole, *arguments)
+        else:
+            body = self._format.whole(*arguments)
+        return web.Response(body=body, content_type="application/json", headers=self._headers)
+
+    async def _streamed(self, generation: Generation, writer: SseWriter) -> web.StreamResponse:
+        try:
+            await self._pump(generation, writer)
+            await writer.finish()
+        except StreamFailedError as error:
+            await self._fail(writer, self._failed(error))
+        except ConnectionResetError:
+            pass  # the client went: the outcome stays "cancelled"
+        except Exception:
+            if not writer.started:
+                raise
+            log.exception("request %s (%s) failed while streaming", request_id_of(self._http), self._id)
+            await self._fail(writer, ApiError(ErrorKind.INTERNAL, "The server failed to go on."))
+        finally:
+            await writer.close()
+        return writer.response
+
+    async def _pump(self, generation: Generation, writer: SseWriter) -> None:
+        """Events until the end. A keep-alive may be the first thing that goes out."""
+        opening = self._format.opening()
+        while True:
+            progress = await generation.next(self._gateway.settings.keepalive_s)
+            if progress is None:
+                await writer.send(sse.KEEP_ALIVE)
+                continue
+            payloads = [] if opening is None else [opening]
+            opening = None
+            if progress.piece:
+                payloads.append(self._format.piece(progress.piece))
+            if progress.finish is not None:
+                self._record.outcome = progress.finish.reason.value
+                payloads.append(self._format.closing(progress.finish.reason.value))
+                if self._request.include_usage:
+                    payloads.append(self._format.usage(progress.finish.usage))
+            events = b"".join(map(sse.event, payloads))
+            if progress.finish is not None:
+                await writer.send(events + sse.DONE)
+                return
+            if events:
+                await writer.send(events)
+
+    async def _fail(self, writer: SseWriter, error: ApiError) -> None:
+        self._record.outcome = error.kind.value
+        if not writer.started:
+            raise error
+        with contextlib.suppress(ConnectionResetError):
+            await writer.fail(error, self._gateway.settings.linger_s)
+
+    def _failed(self, error: StreamFailedError) -> ApiError:
+        failure = error.failure
+        log.error(
+            "request %s (%s) ended without an answer: %s %s",
+            request_id_of(self._http),
+            self._id,
+            failure.message,
+            failure.detail,
+        )
+        return from_failure(failure)

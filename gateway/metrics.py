@@ -1,0 +1,139 @@
+"""Prometheus metrics of one gateway, in a registry of its own.
+
+Runs on the event loop. The engine's gauges and running totals are read from ``engine.stats`` when
+somebody scrapes; histograms are fed by every step report and by the streams. Nothing here is
+global, so two gateways in one process (tests) never share a number.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engine.client import Engine
+from engine.messages import StepReport
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_TOKEN_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
+_STEP_BUCKETS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+_EVICTION_POLICY = "lru"
+
+
+class RequestRecord:
+    """Times and outcome of one generation request."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._last = time.perf_counter()
+        self._first = True
+        self.outcome = "cancelled"  # what leaves the scope without saying otherwise
+
+    def on_tokens(self, count: int) -> None:
+        """Tokens reached the gateway."""
+        now = time.perf_counter()
+        gap, self._last = now - self._last, now
+        if self._first:
+            self._first = False
+            self._metrics.ttft_seconds.observe(gap)
+            return
+        for _ in range(count):
+            self._metrics.inter_token_seconds.observe(gap / count)
+
+
+class Metrics:
+    """All series; ``render`` gives the text that Prometheus reads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "tidegate_requests", "Generation requests by how they ended.", ["outcome"], registry=self.registry
+        )
+        self.ttft_seconds = Histogram(
+            "tidegate_ttft_seconds",
+            "From the arrival of a request to its first token.",
+            buckets=_TTFT_BUCKETS,
+            registry=self.registry,
+        )
+        self.inter_token_seconds = Histogram(
+            "tidegate_inter_token_seconds",
+            "Between two tokens of one request.",
+            buckets=_TOKEN_BUCKETS,
+            registry=self.registry,
+        )
+        self.step_seconds = Histogram(
+            "tidegate_step_seconds",
+            "Time of an engine step by stage.",
+            ["stage"],
+            buckets=_STEP_BUCKETS,
+            registry=self.registry,
+        )
+        self.registry.register(_EngineCollector(engine))
+        engine.add_step_listener(self._on_step)
+
+    @contextmanager
+    def request(self) -> Iterator[RequestRecord]:
+        """Scope of one generation request; counts it by ``outcome`` at the end."""
+        record = RequestRecord(self)
+        try:
+            yield record
+        finally:
+            self.requests.labels(record.outcome).inc()
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)
+
+    def _on_step(self, report: StepReport) -> None:
+        for stage, seconds in report.stage_seconds.items():
+            self.step_seconds.labels(stage).observe(seconds)
+
+
+class _EngineCollector(Collector):
+    """The engine's own numbers, as of its last step."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterable[Metric]:
+        stats = self._engine.stats
+        blocks = GaugeMetricFamily("tidegate_kv_blocks", "KV blocks of a tier.", labels=["tier", "state"])
+        blocks.add_metric(["device", "free"], stats.blocks_free)
+        blocks.add_metric(["device", "cached"], stats.blocks_cached)
+        blocks.add_metric(["device", "in_use"], stats.blocks_in_use)
+        yield blocks
+        yield _gauge("tidegate_requests_running", "Requests in the batch.", stats.num_running)
+        yield _gauge("tidegate_requests_waiting", "Requests that wait for a place.", stats.num_waiting)
+        yield _total(
+            "tidegate_kv_hit_tokens",
+            "Prompt tokens found in the prefix cache.",
+            stats.hit_tokens_total,
+            tier="device",
+        )
+        yield _total("tidegate_recomputed_tokens", "Tokens computed again.", stats.recomputed_tokens_total)
+        yield _total(
+            "tidegate_preemptions", "Preempted sequences.", stats.preemptions_total, kind="recompute"
+        )
+        yield _total(
+            "tidegate_evictions",
+            "Cached blocks given up.",
+            stats.evictions_total,
+            tier="device",
+            policy=_EVICTION_POLICY,
+        )
+        yield _total("tidegate_generated_tokens", "Tokens generated.", stats.generated_tokens_total)
+        yield _total("tidegate_prompt_tokens", "Prompt tokens taken in.", stats.prompt_tokens_total)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+def _total(name: str, text: str, value: float, **labels: str) -> Metric:
+    family = CounterMetricFamily(name, text, labels=list(labels))
+    family.add_metric(list(labels.values()), value)
+    return family

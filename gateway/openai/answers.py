@@ -1,0 +1,78 @@
+"""What both endpoints share on the way out: usage, identity of an answer, the format's interface.
+
+Pure. A format turns pieces of text into payloads: ``opening``, ``piece`` ... ``closing``, ``usage``
+for a stream, or ``whole`` for a plain answer. The finish reason is null until ``closing`` and comes
+exactly once; usage is null on every chunk but the last, and absent when nobody asked for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from gateway.answer import Piece
+
+_LOWEST_LOGPROB = -9999.0
+
+
+class PromptTokensDetails(msgspec.Struct):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Fields that every chunk of an answer repeats."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+
+
+class AnswerFormat(Protocol):
+    """Payloads (JSON) of one answer."""
+
+    def opening(self) -> bytes | None:
+        """First chunk of a stream, if this endpoint has one without text."""
+        ...
+
+    def piece(self, piece: Piece) -> bytes: ...
+
+    def closing(self, finish_reason: str) -> bytes: ...
+
+    def usage(self, usage: Usage) -> bytes: ...
+
+    def whole(self, piece: Piece, finish_reason: str, usage: Usage) -> bytes: ...
+
+
+def make_usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+    return Usage(
+        prompt_tokens,
+        completion_tokens,
+        prompt_tokens + completion_tokens,
+        PromptTokensDetails(cached_tokens),
+    )
+
+
+def join(pieces: Iterable[Piece]) -> Piece:
+    """One piece with everything in it."""
+    parts = list(pieces)
+    return Piece(
+        "".join(part.text for part in parts), tuple(entry for part in parts for entry in part.entries)
+    )
+
+
+def finite(logprob: float) -> float:
+    """JSON has no infinity; OpenAI writes -9999 for what cannot happen."""
+    return logprob if math.isfinite(logprob) else _LOWEST_LOGPROB

@@ -1,0 +1,177 @@
+"""/v1/completions: its wire struct, its validation and its answers.
+
+Pure; ``CompletionsEndpoint.parse`` runs on offload threads. A prompt is a string or a list of token
+ids; a list with exactly one of either is the same. In ``logprobs``, ``tokens`` joined give the text
+of the answer, and ``text_offset`` counts characters of that text.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from gateway.answer import Piece, TokenEntry
+from gateway.detokenizer import TokenTable
+from gateway.errors import bad_request, unsupported
+from gateway.openai.answers import AnswerFormat, Identity, Usage, finite
+from gateway.openai.validated import (
+    MAX_LOGPROBS,
+    GenerationRequest,
+    ModelContext,
+    check_count,
+    check_fields,
+    check_text_length,
+    check_token_ids,
+    complete,
+)
+from gateway.openai.wire import GenerationFields, decode
+
+
+class CompletionWire(GenerationFields, kw_only=True, forbid_unknown_fields=True):
+    prompt: str | list[int | str | list[int]] | None = None
+    logprobs: int | None = None
+    echo: Any = None
+    suffix: Any = None
+
+
+class CompletionLogprobs(msgspec.Struct):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    index: int = 0
+    text: str = ""
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """A whole answer, and a chunk of a streamed one."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+_DECODER = msgspec.json.Decoder(CompletionWire)
+_ENCODER = msgspec.json.Encoder()
+
+
+class CompletionsEndpoint:
+    """Parsing and formatting for one model."""
+
+    id_prefix = "cmpl-"
+
+    def __init__(self, model: ModelContext) -> None:
+        self._model = model
+
+    def parse(self, body: bytes) -> GenerationRequest:
+        """Check a body and tokenize its prompt. Raises ApiError."""
+        wire = decode(_DECODER, body)
+        prompt = _single_prompt(wire.prompt)
+        logprobs = check_count(wire.logprobs, MAX_LOGPROBS, "logprobs")
+        checked = check_fields(wire, self._model, wire.max_tokens, logprobs)
+        return complete(checked, self._token_ids(prompt), self._model, "prompt")
+
+    def answer(self, request: GenerationRequest, identity: Identity) -> AnswerFormat:
+        return CompletionFormat(request, identity, self._model.codec.table)
+
+    def _token_ids(self, prompt: str | list[int]) -> list[int]:
+        if isinstance(prompt, list):
+            check_token_ids(prompt, self._model, "prompt")
+            return prompt
+        check_text_length(len(prompt), self._model, "prompt")
+        return self._model.codec.encode(prompt, add_special_tokens=True)
+
+
+def _single_prompt(prompt: str | list[int | str | list[int]] | None) -> str | list[int]:
+    """The one prompt of a request. Raises ApiError for none, for several and for mixed lists."""
+    if not prompt:
+        raise bad_request("prompt", "'prompt' is missing or empty.")
+    if isinstance(prompt, str):
+        return prompt
+    first = prompt[0]
+    if isinstance(first, int):
+        token_ids = [item for item in prompt if isinstance(item, int)]
+        if len(token_ids) != len(prompt):
+            raise bad_request("prompt", "'prompt' must not mix token ids with anything else.")
+        return token_ids
+    if len(prompt) > 1:
+        raise unsupported("prompt", "Several prompts in one request are not supported by this server yet.")
+    return _single_prompt(first if isinstance(first, str) else list(first))
+
+
+class CompletionFormat:
+    """Answers of /v1/completions. Keeps the text offset across the pieces of a stream."""
+
+    def __init__(self, request: GenerationRequest, identity: Identity, table: TokenTable) -> None:
+        self._identity = identity
+        self._table = table
+        self._num_top = request.sampling.logprobs
+        self._chunk_usage: UnsetType | None = None if request.include_usage else UNSET
+        self._offset = 0
+
+    def opening(self) -> bytes | None:
+        return None
+
+    def piece(self, piece: Piece) -> bytes:
+        choice = CompletionChoice(text=piece.text, logprobs=self._logprobs(piece))
+        return self._encode([choice], self._chunk_usage)
+
+    def closing(self, finish_reason: str) -> bytes:
+        return self._encode([CompletionChoice(finish_reason=finish_reason)], self._chunk_usage)
+
+    def usage(self, usage: Usage) -> bytes:
+        return self._encode([], usage)
+
+    def whole(self, piece: Piece, finish_reason: str, usage: Usage) -> bytes:
+        logprobs = self._logprobs(piece)
+        choice = CompletionChoice(text=piece.text, logprobs=logprobs, finish_reason=finish_reason)
+        return self._encode([choice], usage)
+
+    def _encode(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> bytes:
+        who = self._identity
+        return _ENCODER.encode(
+            Completion(
+                id=who.id,
+                created=who.created,
+                model=who.model,
+                system_fingerprint=who.fingerprint,
+                choices=choices,
+                usage=usage,
+            )
+        )
+
+    def _logprobs(self, piece: Piece) -> CompletionLogprobs | None:
+        if self._num_top is None:
+            return None
+        out = CompletionLogprobs([], [], [], [])
+        for entry in piece.entries:
+            out.tokens.append(entry.text)
+            out.token_logprobs.append(finite(entry.logprobs.logprob))
+            out.top_logprobs.append(self._alternatives(entry))
+            out.text_offset.append(self._offset)
+            self._offset += len(entry.text)
+        return out
+
+    def _alternatives(self, entry: TokenEntry) -> dict[str, float]:
+        """Alternatives by their own text, the sampled token always among them when any are asked for.
+
+        Of two tokens with the same text, the likelier stands.
+        """
+        if not self._num_top:
+            return {}
+        found: dict[str, float] = {}
+        for token_id, logprob in (*entry.logprobs.top, (entry.token_id, entry.logprobs.logprob)):
+            label, _ = self._table.label(token_id)
+            found[label] = max(finite(logprob), found.get(label, -float("inf")))
+        return found

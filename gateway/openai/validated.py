@@ -1,0 +1,278 @@
+"""From wire structs to a request that the engine can take: every range and length is checked here.
+
+Pure; runs on offload threads. ``GenerationRequest`` is built by the endpoints through this module
+only. Order of the checks: what is cheap first, so that a bad request is refused before its prompt
+is tokenized and before anything is allocated for it. NaN and infinity fail every range.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from engine.messages import SamplingParams
+from gateway.errors import ApiError, ErrorKind, bad_request, unsupported
+from gateway.openai.wire import GenerationFields
+from gateway.tokenizer import TextCodec
+
+DEFAULT_TEMPERATURE = 1.0
+MAX_STOP_STRINGS = 4
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIAS = 300
+MAX_LOGPROBS = 20
+_SEED_MASK = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelContext:
+    """What validation must know of the model. ``window`` is prompt and answer together, in tokens."""
+
+    names: tuple[str, ...]
+    codec: TextCodec
+    window: int
+    vocab_size: int
+    fingerprint: str
+
+    @property
+    def max_prompt_chars(self) -> int:
+        """No text with more characters can fit the window, whatever it says."""
+        return self.window * max(self.codec.longest_piece, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A request that passed every check. ``clamped_from`` is the max_tokens that did not fit."""
+
+    model: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    stops: tuple[str, ...]
+    stream: bool
+    include_usage: bool
+    clamped_from: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedFields:
+    """All but the prompt. ``sampling.max_tokens`` is not final before the prompt's length is known."""
+
+    model: str
+    sampling: SamplingParams
+    requested_max_tokens: int | None
+    stops: tuple[str, ...]
+    stream: bool
+    include_usage: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    low: float
+    high: float
+    low_is_open: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        above = value > self.low if self.low_is_open else value >= self.low
+        return math.isfinite(value) and above and value <= self.high
+
+    def __str__(self) -> str:
+        return f"{'above' if self.low_is_open else 'at least'} {self.low:g} and at most {self.high:g}"
+
+
+_RANGES = {
+    "temperature": _Range(0, 2),
+    "top_p": _Range(0, 1, low_is_open=True),
+    "min_p": _Range(0, 1),
+    "repetition_penalty": _Range(0, 2, low_is_open=True),
+    "presence_penalty": _Range(-2, 2),
+    "frequency_penalty": _Range(-2, 2),
+}
+_BIAS = _Range(-100, 100)
+
+
+def check_fields(
+    wire: GenerationFields, model: ModelContext, max_tokens: int | None, logprobs: int | None
+) -> CheckedFields:
+    """Check everything that both endpoints share. Raises ApiError naming the first bad field."""
+    name = _check_model(wire.model, model)
+    _check_n(wire.n)
+    if max_tokens is not None and max_tokens < 1:
+        raise bad_request("max_tokens", "'max_tokens' must be at least 1.")
+    if wire.stream_options is not None and not wire.stream:
+        raise bad_request("stream_options", "'stream_options' goes with 'stream': true only.")
+    options = wire.stream_options
+    return CheckedFields(
+        model=name,
+        sampling=_check_sampling(wire, model, max_tokens, logprobs),
+        requested_max_tokens=max_tokens,
+        stops=_check_stops(wire.stop),
+        stream=bool(wire.stream),
+        include_usage=bool(options and options.include_usage),
+    )
+
+
+def complete(
+    checked: CheckedFields, token_ids: Sequence[int], model: ModelContext, param: str
+) -> GenerationRequest:
+    """Join the checked fields with the prompt's tokens; ``param`` is the field the prompt came from."""
+    if not token_ids:
+        raise bad_request(param, f"'{param}' is empty; there is nothing to continue.")
+    room = model.window - len(token_ids)
+    if room < 1:
+        raise ApiError(
+            ErrorKind.CONTEXT_LENGTH,
+            f"The prompt has {len(token_ids)} tokens; this model's window has {model.window}, "
+            "of which at least one is needed for the answer.",
+            param=param,
+        )
+    wanted = checked.requested_max_tokens
+    max_tokens = room if wanted is None else min(wanted, room)
+    sampling = checked.sampling
+    return GenerationRequest(
+        model=checked.model,
+        prompt_token_ids=tuple(token_ids),
+        sampling=msgspec.structs.replace(
+            sampling, max_tokens=max_tokens, min_tokens=min(sampling.min_tokens, max_tokens)
+        ),
+        stops=checked.stops,
+        stream=checked.stream,
+        include_usage=checked.include_usage,
+        clamped_from=wanted if wanted is not None and wanted > room else None,
+    )
+
+
+def check_text_length(num_chars: int, model: ModelContext, param: str) -> None:
+    """Refuse a text that cannot fit, before the cost of tokenizing it."""
+    if num_chars > model.max_prompt_chars:
+        raise too_many_chars(num_chars, model, param)
+
+
+def too_many_chars(num_chars: int, model: ModelContext, param: str) -> ApiError:
+    return ApiError(
+        ErrorKind.CONTEXT_LENGTH,
+        f"The prompt has at least {num_chars} characters; this model's window of {model.window} tokens "
+        f"cannot hold more than {model.max_prompt_chars}.",
+        param=param,
+    )
+
+
+def check_token_ids(token_ids: Sequence[int], model: ModelContext, param: str) -> None:
+    """Every id must be in the vocabulary. The types were checked when the body was parsed."""
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < model.vocab_size):
+        raise bad_request(param, f"'{param}' has a token id outside 0 to {model.vocab_size - 1}.")
+
+
+def check_count(value: int | None, high: int, param: str) -> int | None:
+    """A number from 0 to ``high``, or None."""
+    if value is not None and not 0 <= value <= high:
+        raise bad_request(param, f"'{param}' must be at least 0 and at most {high}.")
+    return value
+
+
+def _check_model(name: str | None, model: ModelContext) -> str:
+    if name is None:
+        return model.names[0]
+    if name not in model.names:
+        raise ApiError(
+            ErrorKind.MODEL_NOT_FOUND,
+            "This server has no model of that name; GET /v1/models lists what it has.",
+            param="model",
+        )
+    return name
+
+
+def _check_n(n: int | None) -> None:
+    if n is None or n == 1:
+        return
+    if n < 1:
+        raise bad_request("n", "'n' must be at least 1.")
+    raise unsupported("n", "'n' above 1 is not supported by this server yet.")
+
+
+def _check_sampling(
+    wire: GenerationFields, model: ModelContext, max_tokens: int | None, logprobs: int | None
+) -> SamplingParams:
+    for name, allowed in _RANGES.items():
+        value = getattr(wire, name)
+        if value is not None and value not in allowed:
+            raise bad_request(name, f"'{name}' must be {allowed}.")
+    min_tokens = check_count(wire.min_tokens, model.window, "min_tokens") or 0
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise bad_request("min_tokens", "'min_tokens' must not be above 'max_tokens'.")
+    return SamplingParams(
+        max_tokens=model.window,
+        seed=_check_seed(wire.seed),
+        temperature=_or(wire.temperature, DEFAULT_TEMPERATURE),
+        top_p=_or(wire.top_p, 1.0),
+        top_k=_check_top_k(wire.top_k, model),
+        min_p=_or(wire.min_p, 0.0),
+        repetition_penalty=_or(wire.repetition_penalty, 1.0),
+        presence_penalty=_or(wire.presence_penalty, 0.0),
+        frequency_penalty=_or(wire.frequency_penalty, 0.0),
+        logit_bias=_check_logit_bias(wire.logit_bias, model),
+        min_tokens=min_tokens,
+        ignore_eos=bool(wire.ignore_eos),
+        stop_token_ids=_check_stop_token_ids(wire.stop_token_ids, model),
+        logprobs=logprobs,
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _check_seed(seed: int | None) -> int:
+    """Any signed 64-bit number. The engine gets 63 bits of it: what fits every integer type."""
+    if seed is None:
+        return secrets.randbits(63)
+    if not -(2**63) <= seed < 2**63:
+        raise bad_request("seed", "'seed' must be a signed 64-bit number.")
+    return seed & _SEED_MASK
+
+
+def _check_top_k(top_k: int | None, model: ModelContext) -> int:
+    if top_k is None:
+        return 0
+    if top_k < -1:
+        raise bad_request("top_k", "'top_k' must be at least 1, or 0 or -1 for no limit.")
+    return min(max(top_k, 0), model.vocab_size)
+
+
+def _check_logit_bias(bias: dict[str, float] | None, model: ModelContext) -> dict[int, float]:
+    param = "logit_bias"
+    if not bias:
+        return {}
+    if len(bias) > MAX_LOGIT_BIAS:
+        raise bad_request(param, f"'{param}' must not have more than {MAX_LOGIT_BIAS} entries.")
+    if not all(len(key) <= 10 and key.isascii() and key.isdigit() for key in bias):
+        raise bad_request(param, f"'{param}' must have token ids as its keys.")
+    checked = {int(key): value for key, value in bias.items()}
+    check_token_ids(list(checked), model, param)
+    if not all(value in _BIAS for value in checked.values()):
+        raise bad_request(param, f"'{param}' must have values {_BIAS}.")
+    return checked
+
+
+def _check_stop_token_ids(token_ids: list[int] | None, model: ModelContext) -> tuple[int, ...]:
+    param = "stop_token_ids"
+    if not token_ids:
+        return ()
+    if len(token_ids) > MAX_STOP_TOKEN_IDS:
+        raise bad_request(param, f"'{param}' must not have more than {MAX_STOP_TOKEN_IDS} entries.")
+    check_token_ids(token_ids, model, param)
+    return tuple(dict.fromkeys(token_ids))
+
+
+def _check_stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    stops = [stop] if isinstance(stop, str) else stop
+    if len(stops) > MAX_STOP_STRINGS:
+        raise bad_request("stop", f"'stop' must not have more than {MAX_STOP_STRINGS} strings.")
+    if not all(1 <= len(text) <= MAX_STOP_CHARS for text in stops):
+        raise bad_request("stop", f"'stop' must have strings of 1 to {MAX_STOP_CHARS} characters.")
+    return tuple(dict.fromkeys(stops))

@@ -1,0 +1,128 @@
+"""Wire structs shared by completions and chat: what a client may send, exactly as it is sent.
+
+Pure. Nothing here is checked beyond its JSON type; a raw request cannot pass for a validated one,
+because ``GenerationRequest`` (``validated.py``) is another type. Unknown fields are refused by name,
+so that a misspelt parameter never fails silently. Three groups of fields: those that work, those
+that are accepted without effect, and those that are known but not supported (``REFUSED``).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from gateway.errors import ApiError, ErrorKind, bad_request, unsupported
+
+
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # a padding against traffic analysis; we send none
+
+
+class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields that both endpoints have."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    n: int | None = None
+    # accepted without effect
+    user: Any = None
+    metadata: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    parallel_tool_calls: Any = None
+    # accepted at the values in NEUTRAL only
+    store: Any = None
+    service_tier: Any = None
+    response_format: Any = None
+    skip_special_tokens: Any = None
+    include_stop_str_in_output: Any = None
+    prompt_logprobs: Any = None
+    priority: Any = None
+    best_of: Any = None
+
+
+# Values at which a parameter that we do not support changes nothing, beside null.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "response_format": ({"type": "text"},),
+    "skip_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "prompt_logprobs": (),
+    "priority": (0,),
+    "best_of": (1,),
+    # completions
+    "echo": (False,),
+    "suffix": (),
+    # chat
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "prediction": (),
+    "audio": (),
+    "web_search_options": (),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "add_generation_prompt": (True,),
+}
+_WIRE = TypeVar("_WIRE", bound=GenerationFields)
+_PATH = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
+
+
+def decode(decoder: msgspec.json.Decoder[_WIRE], body: bytes) -> _WIRE:
+    """Parse a body. Raises ApiError (400) for broken JSON, wrong types and unknown fields."""
+    if not body:
+        raise bad_request(None, "The request body is empty; a JSON object is expected.")
+    try:
+        wire = decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _wrong_type(str(error)) from None
+    except msgspec.DecodeError:
+        raise bad_request(None, "The request body is not valid JSON.") from None
+    except RecursionError:
+        raise bad_request(None, "The request body is nested too deeply.") from None
+    _refuse_unsupported(wire)
+    return wire
+
+
+def _wrong_type(message: str) -> ApiError:
+    match = _PATH.match(message)
+    assert match is not None
+    path, what = match["path"] or None, match["what"]
+    unknown = _UNKNOWN_FIELD.match(what)
+    if unknown:
+        name = f"{path}.{unknown['name']}" if path else unknown["name"]
+        return ApiError(ErrorKind.UNSUPPORTED, "This parameter is not known here.", param=name)
+    where = f"'{path}'" if path else "the request body"
+    return bad_request(path, f"Wrong value for {where}: {what[:1].lower()}{what[1:]}.")
+
+
+def _refuse_unsupported(wire: GenerationFields) -> None:
+    for name, neutral in NEUTRAL.items():
+        value = getattr(wire, name, None)
+        if value is not None and not any(value == ok and type(value) is type(ok) for ok in neutral):
+            raise unsupported(name, f"'{name}' is not supported by this server with that value.")

@@ -1,0 +1,85 @@
+"""Handlers that tell about the server: models, health, metrics, version, integrity.
+
+Runs on the event loop. ``/health`` and ``/metrics`` need no key, ``/debug`` the admin key. A
+health check that fails is answered 503 with one word in its body that says why.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from engine.client import EngineDeadError
+from gateway.errors import ApiError, ErrorKind
+from gateway.metrics import CONTENT_TYPE
+from gateway.request_keys import GATEWAY
+from gateway.state import Gateway
+from gateway.token_stream import ENGINE_DEAD_MESSAGE
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "tidegate"
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    object: str = "list"
+    data: list[ModelCard]
+
+
+class Health(msgspec.Struct, kw_only=True):
+    status: str
+    running: int
+    waiting: int
+
+
+def json_response(value: Any, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+
+
+async def models(request: web.Request) -> web.Response:
+    gateway = request.app[GATEWAY]
+    return json_response(ModelList(data=[_card(gateway, name) for name in gateway.model.names]))
+
+
+async def model(request: web.Request) -> web.Response:
+    gateway = request.app[GATEWAY]
+    name = request.match_info["name"]
+    if name not in gateway.model.names:
+        raise ApiError(ErrorKind.MODEL_NOT_FOUND, "This server has no model of that name.", param="model")
+    return json_response(_card(gateway, name))
+
+
+async def health(request: web.Request) -> web.Response:
+    gateway = request.app[GATEWAY]
+    stats = gateway.engine.stats
+    condition = gateway.condition
+    body = Health(status=condition, running=stats.num_running, waiting=stats.num_waiting)
+    return json_response(body, 200 if condition == "ok" else 503)
+
+
+async def metrics(request: web.Request) -> web.Response:
+    body = request.app[GATEWAY].metrics.render()
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+
+
+async def integrity(request: web.Request) -> web.Response:
+    """The engine's recount of every block, on demand."""
+    try:
+        report = await request.app[GATEWAY].engine.check_integrity()
+    except EngineDeadError:
+        raise ApiError(ErrorKind.ENGINE_DEAD, ENGINE_DEAD_MESSAGE) from None
+    return json_response({"problems": report.problems, "stats": report.stats})
+
+
+async def version(request: web.Request) -> web.Response:
+    return json_response({"version": request.app[GATEWAY].version})
+
+
+def _card(gateway: Gateway, name: str) -> ModelCard:
+    return ModelCard(id=name, created=gateway.started_at, max_model_len=gateway.model.window)

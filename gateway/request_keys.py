@@ -1,0 +1,28 @@
+"""Typed keys of what hangs on an aiohttp application and on a request."""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+from aiohttp import web
+
+from gateway.state import Gateway
+
+GATEWAY = web.AppKey("tidegate_gateway", Gateway)
+REQUEST_ID_HEADER = "x-request-id"
+_REQUEST_ID = web.RequestKey("tidegate_request_id", str)
+_SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+
+
+def assign_request_id(request: web.Request) -> str:
+    """The client's own id if it is harmless in a header and a log line, else a new one."""
+    given = request.headers.get(REQUEST_ID_HEADER, "")
+    request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
+    request[_REQUEST_ID] = request_id
+    return request_id
+
+
+def request_id_of(request: web.Request) -> str:
+    request_id: str = request.get(_REQUEST_ID, "unknown")
+    return request_id

@@ -1,0 +1,84 @@
+"""Writes one event stream to one client.
+
+Runs on the event loop. Headers go out with the first bytes, so that until then a failure can still
+become a proper HTTP status. Awaiting each write is the back-pressure. A write that may block runs in
+a task that is waited for but never cancelled while the connection lives: aiohttp keeps one future
+for all writers that wait for the socket, and cancelling it would break every later write. ``close``
+cancels and awaits what is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+from aiohttp import web
+
+from gateway.errors import ApiError
+from gateway.protocol import sse
+from gateway.token_stream import TokenStream
+
+# Below this in the transport's buffer a write never waits (aiohttp and uvloop both wait at 64 KiB).
+_NEVER_BLOCKS_BYTES = 32 * 2**10
+
+
+class SseWriter:
+    """``started`` tells whether the status has gone out."""
+
+    def __init__(self, request: web.Request, stream: TokenStream, headers: Mapping[str, str]) -> None:
+        self._request = request
+        self._stream = stream
+        self._tasks: list[asyncio.Task[None]] = []
+        self.response = web.StreamResponse(headers={**headers, "Content-Type": sse.CONTENT_TYPE})
+
+    @property
+    def started(self) -> bool:
+        return self.response.prepared
+
+    async def send(self, data: bytes) -> None:
+        """Raises StreamFailedError if the stream ends meanwhile, ConnectionResetError if the client went."""
+        if not self.started:
+            await self.response.prepare(self._request)
+        await self._guarded(self.response.write(data), len(data))
+
+    async def finish(self) -> None:
+        await self._guarded(self.response.write_eof(), 0)
+
+    async def fail(self, error: ApiError, linger_s: float) -> None:
+        """End in band and in whole HTTP framing, so that the connection can be used again.
+
+        A client that does not take it within ``linger_s`` is cut off.
+        """
+        assert self.started
+        farewell = self._start(self._say(sse.event(error.body()) + sse.DONE))
+        try:
+            async with asyncio.timeout(linger_s):
+                await asyncio.shield(farewell)
+        except TimeoutError:
+            if self._request.transport is not None:
+                self._request.transport.abort()
+
+    async def close(self) -> None:
+        """Cancel and await writes that still wait. The connection is over or about to be."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _guarded(self, write: Coroutine[Any, Any, None], size: int) -> None:
+        transport = self._request.transport
+        if transport is None or transport.get_write_buffer_size() + size <= _NEVER_BLOCKS_BYTES:
+            await write
+            return
+        task = self._start(write)
+        await self._stream.wait_unless_ended(task)
+        self._tasks.remove(task)
+
+    def _start(self, write: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(write, name="tidegate-slow-write")
+        self._tasks.append(task)
+        return task
+
+    async def _say(self, data: bytes) -> None:
+        await self.response.write(data)
+        await self.response.write_eof()

@@ -1,0 +1,193 @@
+"""What one gateway consists of, its settings, and how it drains.
+
+Runs on the event loop. ``Gateway`` owns the offload threads and knows every open stream; the engine
+is handed in and closed by whoever made it. Streams are bounded by the admission permits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from importlib import metadata
+
+from engine.client import Engine, EngineHealth
+from engine.messages import EngineInfo
+from gateway.admission import Admission
+from gateway.chat_template import ChatTemplate, TemplateRenderError
+from gateway.metrics import Metrics
+from gateway.offload import Offload
+from gateway.openai.chat import ChatEndpoint
+from gateway.openai.completions import CompletionsEndpoint
+from gateway.openai.validated import ModelContext
+from gateway.token_stream import SHUTDOWN, StreamFailure, StreamLimits, TokenStream
+from gateway.tokenizer import TextCodec
+
+log = logging.getLogger("tidegate.gateway")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """Everything that can be set. Times in seconds.
+
+    ``api_keys`` empty lets everybody in; without ``admin_key`` there is no ``/debug``.
+    ``served_model_names`` empty means the engine's own name; ``max_num_seqs`` is the engine's batch,
+    ``max_waiting`` how many requests may be in the house beyond it. ``send_buffer_bytes`` bounds what
+    the kernel holds for a client that does not read. ``linger_s`` is how long a client that is given
+    up may take to read why.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    admin_key: str | None = None
+    served_model_names: tuple[str, ...] = ()
+    max_num_seqs: int = 64
+    max_waiting: int = 256
+    max_body_bytes: int = 8 * 2**20
+    body_timeout_s: float = 60.0
+    keepalive_s: float = 10.0
+    idle_connection_s: float = 90.0
+    drain_timeout_s: float = 30.0
+    linger_s: float = 5.0
+    send_buffer_bytes: int = 64 * 2**10
+    offload_threads: int = 2
+    stream_limits: StreamLimits = field(default_factory=StreamLimits)
+
+
+class OpenStreams:
+    """Every stream inside the engine. Bound: one per admission permit."""
+
+    def __init__(self) -> None:
+        self._streams: set[TokenStream] = set()
+        self._ended_by: StreamFailure | None = None
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        return tuple(stream.request_id for stream in self._streams)
+
+    @asynccontextmanager
+    async def open(self, stream: TokenStream) -> AsyncIterator[TokenStream]:
+        """Scope of a stream. After ``end_all`` a new one ends at once in the same way."""
+        self._streams.add(stream)
+        try:
+            if self._ended_by is not None:
+                stream.end(self._ended_by)
+            else:
+                stream.submit()
+            yield stream
+        finally:
+            self._streams.discard(stream)
+            stream.release()
+
+    def end_all(self, failure: StreamFailure) -> None:
+        self._ended_by = failure
+        for stream in tuple(self._streams):
+            stream.end(failure)
+
+
+@dataclass(frozen=True, slots=True)
+class Assets:
+    """What is read from files at the start. ``template`` is None if the model has none."""
+
+    codec: TextCodec
+    template: ChatTemplate | None
+    version: str
+
+    @classmethod
+    def load(cls, info: EngineInfo) -> Assets:
+        """Blocks for up to a second; raises UnsupportedTokenizerError."""
+        return cls(TextCodec.load(info.tokenizer_dir), _load_template(info), package_version())
+
+
+class Gateway:
+    """The parts of a running gateway. Made by ``open_gateway``."""
+
+    def __init__(self, engine: Engine, settings: GatewaySettings, assets: Assets) -> None:
+        info = engine.info
+        self.engine = engine
+        self.settings = settings
+        self.version = assets.version
+        self.started_at = int(time.time())
+        self.model = ModelContext(
+            names=settings.served_model_names or (info.model_name,),
+            codec=assets.codec,
+            window=info.max_model_len,
+            vocab_size=info.vocab_size,
+            fingerprint=_fingerprint(info, self.version),
+        )
+        self.completions = CompletionsEndpoint(self.model)
+        self.chat = ChatEndpoint(self.model, assets.template)
+        self.offload = Offload(settings.offload_threads)
+        self.admission = Admission(settings.max_num_seqs + settings.max_waiting)
+        self.metrics = Metrics(engine)
+        self.streams = OpenStreams()
+        self.draining = False
+
+    @property
+    def condition(self) -> str:
+        """One word for ``/health``: ok, draining, stalled or dead."""
+        health = self.engine.health()
+        return "draining" if self.draining and health is EngineHealth.OK else health.value
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse what is new, let what runs finish for ``timeout_s``, then end the rest in band."""
+        self.draining = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.admission.wait_idle()
+        except TimeoutError:
+            log.warning("giving up %d requests that did not finish in time", self.admission.in_flight)
+            self.streams.end_all(SHUTDOWN)
+            await self._wait_for_last_words()
+
+    async def close(self) -> None:
+        """Stop the offload threads. The engine stays with its owner."""
+        await self.offload.close()
+
+    async def _wait_for_last_words(self) -> None:
+        try:
+            async with asyncio.timeout(self.settings.linger_s + 1):
+                await self.admission.wait_idle()
+        except TimeoutError:
+            log.warning("%d handlers are still busy", self.admission.in_flight)
+
+
+async def open_gateway(engine: Engine, settings: GatewaySettings) -> Gateway:
+    """Load the tokenizer and the template of the engine's model.
+
+    Raises UnsupportedTokenizerError. A chat template that does not parse is left out with a warning:
+    chat then answers 400 and completions work.
+    """
+    assets = await asyncio.to_thread(Assets.load, engine.info)
+    return Gateway(engine, settings, assets)
+
+
+def package_version() -> str:
+    try:
+        return metadata.version("tidegate")
+    except metadata.PackageNotFoundError:
+        return "0+unknown"
+
+
+def _load_template(info: EngineInfo) -> ChatTemplate | None:
+    if info.chat_template is None:
+        return None
+    try:
+        return ChatTemplate(info.chat_template, bos_token=info.bos_token, eos_token=info.eos_token)
+    except TemplateRenderError as error:
+        log.warning("%s Chat completions are off.", error)
+        return None
+
+
+def _fingerprint(info: EngineInfo, version: str) -> str:
+    """Changes whenever the same seed may give another text."""
+    parts = (version, info.model_name, info.architecture, info.dtype, info.device, info.attention_backend)
+    return "fp_" + hashlib.blake2s("\0".join(parts).encode(), digest_size=6).hexdigest()

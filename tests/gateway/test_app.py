@@ -1,0 +1,231 @@
+"""Around every handler: keys, error shapes, draining, the site's life (E11, E13)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from engine.config import ConfigError
+from gateway.app import running_site, serve
+from gateway.detokenizer import UnsupportedTokenizerError
+from gateway.state import GatewaySettings
+from tests.gateway.house import House, engine_info, raw_client, text_ids, until
+from tests.support.scripted_engine import Script, ScriptedEngine
+
+Make = Callable[..., Any]
+ENDLESS = Script(token_ids=text_ids("abcdefgh"), endless=True)
+
+
+# ---- keys ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "header",
+    [None, "", "Bearer", "Bearer wrong", "Basic first", "first", "Bearer firs", "Bearer first2", "Bearer é"],
+)
+async def test_a_wrong_key_is_401_on_the_api_and_nothing_else(make_house: Make, header: str | None) -> None:
+    house: House = await make_house(api_keys=("first", "second"))
+    headers = {} if header is None else {"Authorization": header}
+    for method, path in (("GET", "/v1/models"), ("POST", "/v1/completions"), ("GET", "/v1/nothing")):
+        reply = await house.request(method, path, headers=headers)
+        assert reply.status == 401
+        assert reply.error["code"] == "invalid_api_key"
+        assert reply.headers["www-authenticate"] == "Bearer"
+    for path in ("/health", "/metrics", "/version"):
+        assert (await house.request("GET", path, headers=headers)).status == 200
+    assert not house.engine.record.submitted
+
+
+@pytest.mark.parametrize("header", ["Bearer first", "Bearer second", "bearer first", "Bearer  first "])
+async def test_a_right_key_opens(make_house: Make, header: str) -> None:
+    house: House = await make_house(api_keys=("first", "second"))
+    assert (await house.complete(headers={"Authorization": header})).status == 200
+
+
+async def test_debug_needs_the_admin_key(make_house: Make) -> None:
+    house: House = await make_house(api_keys=("user",), admin_key="admin")
+    for key, status in (("user", 401), ("admin", 200)):
+        reply = await house.request("GET", "/debug/integrity", headers={"Authorization": f"Bearer {key}"})
+        assert reply.status == status
+    assert reply.json["problems"] == []
+    assert reply.json["stats"]["blocks_free"] == 64
+    assert (await house.complete(headers={"Authorization": "Bearer admin"})).status == 401
+
+
+async def test_without_an_admin_key_there_is_no_debug(make_house: Make) -> None:
+    house: House = await make_house()
+    assert (await house.request("GET", "/debug/integrity")).status == 404
+
+
+# ---- shapes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404), ("POST", "/v1/unknown", 404), ("GET", "/v1/models/unknown", 404),
+        ("GET", "/v1/completions", 405), ("DELETE", "/v1/chat/completions", 405), ("POST", "/health", 405),
+        ("OPTIONS", "/v1/models", 405), ("GET", "/../../etc/passwd", 404), ("GET", "/%00", 404),
+    ],
+)  # fmt: skip
+async def test_what_is_not_there_has_the_same_shape(
+    make_house: Make, method: str, path: str, status: int
+) -> None:
+    house: House = await make_house()
+    reply = await house.request(method, path)
+    assert reply.status == status
+    assert reply.error["type"] == "invalid_request_error"
+    assert ("allow" in reply.headers) == (status == 405)
+    assert reply.headers["x-accel-buffering"] == "no"
+
+
+async def test_an_unforeseen_error_is_a_500_without_details(
+    make_house: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    house: House = await make_house()
+
+    def fail(body: bytes) -> None:
+        raise RuntimeError("secret inner workings")
+
+    monkeypatch.setattr(house.gateway.completions, "parse", fail)
+    reply = await house.complete(headers={"x-request-id": "mine"})
+    assert reply.status == 500
+    assert "secret" not in reply.error["message"]
+    assert "mine" in caplog.text
+    monkeypatch.undo()
+    await house.check_alive()
+
+
+# ---- draining ------------------------------------------------------------------------------------
+
+
+async def test_draining_lets_streams_finish_and_refuses_new_requests(make_house: Make) -> None:
+    """E13"""
+    house: House = await make_house(step_s=0.005)
+    house.script(*[Script(token_ids=text_ids("x" * 30), stop_token_id=266)] * 20)
+    asks = [asyncio.create_task(house.complete(stream=i % 2 == 0)) for i in range(20)]
+    await until(lambda: house.engine.num_running == 20)
+    drain = asyncio.create_task(house.gateway.drain(30))
+    await asyncio.sleep(0)
+    late = await house.complete()
+    assert (late.status, late.error["code"]) == (503, "shutting_down")
+    assert late.headers["connection"] == "close"
+    assert int(late.headers["retry-after"]) >= 1
+    health = await house.request("GET", "/health")
+    assert (health.status, health.json["status"]) == (503, "draining")
+    assert {reply.text for reply in await asyncio.gather(*asks)} == {"x" * 30}
+    await asyncio.wait_for(drain, 10)
+    await house.idle()
+
+
+async def test_what_does_not_finish_in_time_is_ended_in_band(make_house: Make) -> None:
+    house: House = await make_house(step_s=0.002, info={"max_model_len": 1_000_000})
+    house.script(*[ENDLESS] * 3)
+    asks = [asyncio.create_task(house.complete(stream=i < 2)) for i in range(3)]
+    await until(lambda: house.engine.num_running == 3)
+    await asyncio.wait_for(house.gateway.drain(0.05), 10)
+    *streams, plain = await asyncio.gather(*asks)
+    for reply in streams:
+        assert reply.events[-1]["error"]["message"] == "server shutting down"
+    assert plain.status == 503
+    assert len(house.engine.record.aborted) == 3
+    await house.idle()
+
+
+async def test_a_client_that_never_reads_does_not_hold_up_the_end(make_house: Make) -> None:
+    house: House = await make_house(info={"max_model_len": 1_000_000}, send_buffer_bytes=4096, linger_s=0.05)
+    house.script(ENDLESS)
+    async with raw_client(house, receive_buffer=4096) as client:
+        await client.send_json("/v1/completions", {"prompt": "Hi", "stream": True})
+        await until(lambda: bool(house.engine.record.paused))
+        await asyncio.wait_for(house.gateway.drain(0.01), 10)
+        await house.idle()
+
+
+# ---- the site ------------------------------------------------------------------------------------
+
+
+async def test_serve_from_start_to_stop(tokenizer_dir: str) -> None:
+    engine = ScriptedEngine(engine_info(tokenizer_dir), lambda request: Script(token_ids=(97,)))
+    stop, started = asyncio.Event(), asyncio.Event()
+    urls: list[str] = []
+
+    def on_started(url: str) -> None:
+        urls.append(url)
+        started.set()
+
+    task = asyncio.create_task(serve(engine, GatewaySettings(port=0), stop, on_started))
+    await asyncio.wait_for(started.wait(), 10)
+    host, port = urls[0].removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"GET /health HTTP/1.1\r\nHost: t\r\n\r\n")
+    assert b"200" in await reader.readline()
+    stop.set()
+    await asyncio.wait_for(task, 10)
+    await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    await engine.close()
+
+
+async def test_engine_death_is_logged_with_the_requests(
+    tokenizer_dir: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = ScriptedEngine(engine_info(tokenizer_dir), lambda request: ENDLESS)
+    stop, started = asyncio.Event(), asyncio.Event()
+    task = asyncio.create_task(serve(engine, GatewaySettings(port=0), stop, lambda url: started.set()))
+    await asyncio.wait_for(started.wait(), 10)
+    engine.die("segmentation fault")
+    await until(lambda: "segmentation fault" in caplog.text)
+    stop.set()
+    await asyncio.wait_for(task, 10)
+    await engine.close()
+
+
+async def test_an_address_in_use_is_a_setting_to_put_right(make_house: Make) -> None:
+    house: House = await make_house()
+    other = type(house.gateway.settings)(port=house.port)
+    house.gateway.settings = other
+    with pytest.raises(ConfigError, match=str(house.port)):
+        async with running_site(house.gateway):
+            pass
+
+
+async def test_a_host_that_does_not_exist_is_a_setting_to_put_right(make_house: Make) -> None:
+    house: House = await make_house()
+    house.gateway.settings = GatewaySettings(host="256.1.1.1", port=0)
+    with pytest.raises(ConfigError, match=r"256\.1\.1\.1"):
+        async with running_site(house.gateway):
+            pass
+
+
+async def test_a_tokenizer_that_cannot_be_used_stops_the_start(tmp_path_factory: Any) -> None:
+    empty = str(tmp_path_factory.mktemp("empty"))
+    engine = ScriptedEngine(engine_info(empty), lambda request: ENDLESS)
+    with pytest.raises(UnsupportedTokenizerError):
+        await serve(engine, GatewaySettings(port=0), asyncio.Event())
+    await engine.close()
+
+
+async def test_pipelined_requests_are_answered_in_order(make_house: Make) -> None:
+    house: House = await make_house()
+    body = json.dumps({"prompt": "Hi"}).encode()
+    one = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
+        b"Content-Length: " + str(len(body)).encode() + b"\r\n\r\n" + body
+    )
+    async with raw_client(house) as client:
+        await client.send(one + one)
+        async with asyncio.timeout(10):
+            while client.received.count(b'"usage":{') < 2:
+                client.received += await asyncio.get_running_loop().sock_recv(client.sock, 65536)
+    await house.check_alive()
+
+
+def test_idle_connections_outlive_the_pools_of_common_clients() -> None:
+    """E11"""
+    assert GatewaySettings().idle_connection_s >= 75

@@ -1,0 +1,57 @@
+"""The door to the threads: bounded, cancellable, closed in order."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway.offload import Offload, OffloadFullError
+
+
+@pytest.fixture
+async def offload() -> AsyncIterator[Offload]:
+    offload = Offload(num_threads=1, max_pending=2)
+    yield offload
+    await offload.close()
+
+
+async def test_work_runs_on_a_named_thread(offload: Offload) -> None:
+    name = await offload.run(lambda: threading.current_thread().name)
+    assert name.startswith("tidegate-offload")
+    assert offload.pending == 0
+
+
+async def test_errors_come_back(offload: Offload) -> None:
+    def fail() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await offload.run(fail)
+    assert offload.pending == 0
+
+
+async def test_one_call_too_many_is_refused(offload: Offload) -> None:
+    go = threading.Event()
+    calls = [asyncio.create_task(offload.run(go.wait, 10)) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(OffloadFullError):
+        await offload.run(int)
+    go.set()
+    assert await asyncio.gather(*calls) == [True, True]
+
+
+async def test_a_cancelled_call_that_waits_never_starts(offload: Offload) -> None:
+    go, started = threading.Event(), threading.Event()
+    first = asyncio.create_task(offload.run(go.wait, 10))
+    second = asyncio.create_task(offload.run(started.set))
+    await asyncio.sleep(0)
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    go.set()
+    await first
+    assert not started.is_set()
+    assert offload.pending == 0

@@ -1,0 +1,270 @@
+"""The mailbox between engine and handler: bounds, pauses, one terminal event, release by scope."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.client import EngineDeadError
+from engine.messages import AddRequest, FinishReason, SamplingParams, TokenDelta, TokenLogprobs
+from gateway.token_stream import (
+    SHUTDOWN,
+    TOO_SLOW,
+    FailureKind,
+    Mailbox,
+    MailboxState,
+    Signal,
+    StreamFailedError,
+    StreamLimits,
+    TokenStream,
+)
+from tests.gateway.house import engine_info
+from tests.support.scripted_engine import Script, ScriptedEngine
+
+LIMITS = StreamLimits(high_units=4, hard_units=16, pause_timeout_s=30)
+
+
+def delta(*ids: int, finish: FinishReason | None = None, error: str | None = None) -> TokenDelta:
+    return TokenDelta("r", ids, finish_reason=finish, error=error)
+
+
+# ---- the pure part -------------------------------------------------------------------------------
+
+
+def test_deltas_are_merged_in_order() -> None:
+    box = Mailbox(LIMITS)
+    box.put(delta(1, 2))
+    box.put(TokenDelta("r", (3,), finish_reason=FinishReason.STOP, stop_token_id=3, num_cached_tokens=7))
+    batch = box.take().batch
+    assert batch.token_ids == [1, 2, 3]
+    assert (batch.finish_reason, batch.stop_token_id, batch.num_cached_tokens) == (FinishReason.STOP, 3, 7)
+    assert box.state is MailboxState.TAKEN
+
+
+def test_the_bound_pauses_once_and_taking_resumes() -> None:
+    box = Mailbox(LIMITS)
+    assert box.put(delta(1, 2, 3)) is Signal.NONE
+    assert box.put(delta(4)) is Signal.PAUSE
+    assert box.put(delta(5)) is Signal.NONE
+    taken = box.take()
+    assert taken.signal is Signal.RESUME
+    assert taken.batch.token_ids == [1, 2, 3, 4, 5]
+    assert box.take().signal is Signal.NONE
+
+
+def test_alternatives_count_towards_the_bound() -> None:
+    box = Mailbox(LIMITS)
+    top = ((1, -1.0), (2, -2.0), (3, -3.0))
+    assert box.put(TokenDelta("r", (1,), (TokenLogprobs(-1.0, top),))) is Signal.PAUSE
+
+
+def test_an_engine_that_does_not_pause_overflows() -> None:
+    box = Mailbox(LIMITS)
+    signals = [box.put(delta(i)) for i in range(16)]
+    assert signals.index(Signal.OVERFLOW) == 15
+
+
+def test_a_finish_stands_against_a_later_failure() -> None:
+    box = Mailbox(LIMITS)
+    box.put(delta(1, finish=FinishReason.LENGTH))
+    assert not box.fail(TOO_SLOW)
+    assert box.take().batch.finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.ABORT])
+def test_what_came_before_a_failure_is_delivered_first(reason: FinishReason) -> None:
+    box = Mailbox(LIMITS)
+    box.put(delta(1, 2))
+    box.put(delta(finish=reason, error="no blocks"))
+    assert box.take().batch.token_ids == [1, 2]
+    with pytest.raises(StreamFailedError) as caught:
+        box.take()
+    assert caught.value.failure.kind is FailureKind.REQUEST_FAILED
+    assert "no blocks" not in caught.value.failure.message
+    assert box.state is MailboxState.TAKEN
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.integers(1, 5).map(lambda n: ("put", n)),
+        st.just(("take", 0)),
+        st.sampled_from([("finish", 1), ("error", 0), ("fail", 0)]),
+    ),
+    max_size=30,
+)
+
+
+@given(OPERATIONS)
+def test_tokens_keep_their_order_and_the_end_comes_once(operations: list[tuple[str, int]]) -> None:
+    box, put, ends = Mailbox(LIMITS), 0, 0
+    got: list[int] = []
+    following: list[int] = []
+    for name, count in operations:
+        if name == "take" and box.state is not MailboxState.TAKEN:
+            try:
+                batch = box.take().batch
+            except StreamFailedError:
+                ends += 1
+            else:
+                got += batch.token_ids
+                ends += batch.finish_reason is not None
+        elif name != "take" and box.is_open:
+            following += range(put, put + count)
+            finish = {"finish": FinishReason.STOP, "error": FinishReason.ERROR}.get(name)
+            if name == "fail":
+                box.fail(SHUTDOWN)
+            else:
+                box.put(delta(*range(put, put + count), finish=finish))
+            put += count
+        elif name == "put":
+            assert box.put(delta(-1)) is Signal.NONE
+    while box.state is not MailboxState.TAKEN and not box.is_open:
+        try:
+            batch = box.take().batch
+            got += batch.token_ids
+            ends += batch.finish_reason is not None
+        except StreamFailedError:
+            ends += 1
+    assert got == following[: len(got)]
+    assert ends <= 1
+    if box.state is MailboxState.TAKEN:
+        assert ends == 1
+        assert got == following
+
+
+# ---- with an engine ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[ScriptedEngine]:
+    engine = ScriptedEngine(engine_info("nowhere"), lambda request: Script(token_ids=(1,), endless=True))
+    yield engine
+    await engine.close()
+
+
+def stream_of(engine: ScriptedEngine, limits: StreamLimits = LIMITS, max_tokens: int = 1000) -> TokenStream:
+    request = AddRequest(
+        request_id="r", prompt_token_ids=(1,), sampling=SamplingParams(max_tokens=max_tokens, seed=0)
+    )
+    return TokenStream(engine, request, limits)
+
+
+async def test_release_aborts_what_runs_and_only_once(engine: ScriptedEngine) -> None:
+    stream = stream_of(engine)
+    stream.submit()
+    await stream.next_batch()
+    stream.release()
+    stream.release()
+    assert engine.record.aborted == ["r"]
+    assert not engine.request_ids
+
+
+async def test_release_after_the_end_asks_for_nothing(engine: ScriptedEngine) -> None:
+    stream = stream_of(engine, max_tokens=3)
+    stream.submit()
+    seen: list[int] = []
+    while True:
+        batch = await stream.next_batch()
+        assert batch is not None
+        seen += batch.token_ids
+        if batch.finish_reason is not None:
+            break
+    stream.release()
+    assert seen == [1, 1, 1]
+    assert engine.record.aborted == []
+
+
+async def test_a_reader_that_waits_pauses_the_engine_and_resumes_it(engine: ScriptedEngine) -> None:
+    stream = stream_of(engine, max_tokens=20)
+    stream.submit()
+    total = 0
+    while total < 20:
+        while engine.record.num_delivered.get("r", 0) < 20 and len(engine.record.paused) == len(
+            engine.record.resumed
+        ):
+            await asyncio.sleep(0)
+        batch = await stream.next_batch()
+        assert batch is not None
+        assert len(batch.token_ids) <= 4
+        total += len(batch.token_ids)
+    assert engine.record.paused == engine.record.resumed
+    assert len(engine.record.paused) == 4
+    stream.release()
+
+
+async def test_a_pause_without_end_gives_the_request_up(engine: ScriptedEngine) -> None:
+    stream = stream_of(engine, StreamLimits(high_units=4, hard_units=16, pause_timeout_s=0.02))
+    stream.submit()
+    while not engine.record.aborted:
+        await asyncio.sleep(0.005)
+    batch = await stream.next_batch()
+    assert batch is not None
+    assert batch.token_ids == [1, 1, 1, 1]
+    with pytest.raises(StreamFailedError) as caught:
+        await stream.next_batch()
+    assert caught.value.failure is TOO_SLOW
+    assert engine.record.aborted == ["r"]
+
+
+async def test_nothing_in_time_is_none(engine: ScriptedEngine) -> None:
+    engine.freeze()
+    stream = stream_of(engine)
+    stream.submit()
+    assert await stream.next_batch(timeout_s=0.01) is None
+    engine.thaw()
+    assert await stream.next_batch() is not None
+    stream.release()
+
+
+async def test_a_dead_engine_fails_the_stream_instead_of_raising(engine: ScriptedEngine) -> None:
+    engine.die("out of luck")
+    stream = stream_of(engine)
+    stream.submit()
+    with pytest.raises(StreamFailedError) as caught:
+        await stream.next_batch()
+    assert caught.value.failure.kind is FailureKind.ENGINE_DEAD
+    assert caught.value.failure.detail == "out of luck"
+    stream.release()
+    assert engine.record.aborted == []
+
+
+async def blocked_write(stream: TokenStream) -> StreamFailedError:
+    """The failure that breaks off a write which never ends by itself; the write is left alone."""
+    write = asyncio.create_task(asyncio.sleep(3600))
+    with pytest.raises(StreamFailedError) as caught:
+        await stream.wait_unless_ended(write)
+    assert not write.done()
+    write.cancel()
+    await asyncio.gather(write, return_exceptions=True)
+    return caught.value
+
+
+async def test_a_write_is_broken_off_when_the_stream_ends(engine: ScriptedEngine) -> None:
+    stream = stream_of(engine)
+    stream.submit()
+    asyncio.get_running_loop().call_later(0.01, stream.fail, EngineDeadError("gone"))
+    assert (await blocked_write(stream)).failure.kind is FailureKind.ENGINE_DEAD
+
+
+async def test_a_write_that_nothing_unblocks_is_given_up(engine: ScriptedEngine) -> None:
+    stream = stream_of(engine, StreamLimits(pause_timeout_s=0.01))
+    stream.submit()
+    assert (await blocked_write(stream)).failure is TOO_SLOW
+    assert engine.record.aborted == ["r"]
+
+
+async def test_cancelling_the_reader_passes_through(engine: ScriptedEngine) -> None:
+    engine.freeze()
+    stream = stream_of(engine)
+    stream.submit()
+    task = asyncio.create_task(stream.next_batch(60))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    stream.release()
+    assert not engine.request_ids

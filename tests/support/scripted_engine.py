@@ -1,0 +1,275 @@
+"""An engine that says what it is told to: the double behind every gateway test.
+
+Runs on the event loop, in one task that ``close`` cancels and awaits. It keeps the contract of
+``engine.client.Engine``: one report per step for all requests, first come first served into a batch
+of ``max_num_seqs``, nothing after an abort, aborts idempotent. What it emits comes from a ``Script``
+per request. It can freeze, die, fail a request, and it records what it was asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from engine.client import DeltaSink, EngineDeadError, EngineHealth, StepListener
+from engine.messages import (
+    AddRequest,
+    EngineInfo,
+    EngineStats,
+    FinishReason,
+    IntegrityReport,
+    StepReport,
+    TokenDelta,
+    TokenLogprobs,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What one request gets.
+
+    ``token_ids`` are emitted ``per_step`` at a time and end with STOP; ``stop_token_id`` is one more
+    token that ends the sequence. ``endless`` repeats them until ``max_tokens``. ``fail_after`` ends
+    with ERROR after that many tokens. ``prefill_steps`` pass before the first token.
+    """
+
+    token_ids: Sequence[int]
+    per_step: int = 1
+    stop_token_id: int | None = None
+    endless: bool = False
+    fail_after: int | None = None
+    prefill_steps: int = 0
+    num_cached_tokens: int = 0
+    top: Sequence[tuple[int, float]] = ((1, -0.5), (2, -1.5))
+
+    def token(self, position: int) -> int:
+        return self.token_ids[position % len(self.token_ids)]
+
+    def length(self, max_tokens: int) -> int:
+        if self.endless:
+            return max_tokens
+        return min(len(self.token_ids) + (self.stop_token_id is not None), max_tokens)
+
+
+@dataclass(slots=True)
+class _Running:
+    request: AddRequest
+    sink: DeltaSink
+    script: Script
+    num_prefilled: int = 0
+    num_generated: int = 0
+    paused: bool = False
+
+
+@dataclass(slots=True)
+class Record:
+    """What the gateway asked, in order, by request id."""
+
+    submitted: list[AddRequest] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    paused: list[str] = field(default_factory=list)
+    resumed: list[str] = field(default_factory=list)
+    num_delivered: dict[str, int] = field(default_factory=dict)
+
+
+class ScriptedEngine:
+    """``scripts`` maps a request to its script; ``step_s`` is the pace of the steps."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        scripts: Callable[[AddRequest], Script],
+        *,
+        step_s: float = 0.0,
+        max_num_seqs: int = 64,
+    ) -> None:
+        self._info = info
+        self.scripts = scripts
+        self.step_s = step_s
+        self._max_num_seqs = max_num_seqs
+        self.record = Record()
+        self._waiting: dict[str, _Running] = {}
+        self._running: dict[str, _Running] = {}
+        self._listeners: list[StepListener] = []
+        self._stats = EngineStats(blocks_free=info.num_blocks)
+        self._work = asyncio.Event()
+        self._thaw = asyncio.Event()
+        self._thaw.set()
+        self._death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._step = 0
+        self._task = asyncio.create_task(self._run(), name="scripted-engine")
+
+    # ---- the Engine protocol ----
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    def submit(self, request: AddRequest, sink: DeltaSink) -> None:
+        if self._death.done():
+            raise EngineDeadError(self._death.result())
+        assert request.request_id not in self.request_ids, "request ids are unique"
+        self.record.submitted.append(request)
+        self._waiting[request.request_id] = _Running(request, sink, self.scripts(request))
+        self._work.set()
+
+    def abort(self, request_id: str) -> None:
+        self.record.aborted.append(request_id)
+        self._waiting.pop(request_id, None)
+        self._running.pop(request_id, None)
+        self._refresh()
+
+    def pause(self, request_id: str) -> None:
+        self.record.paused.append(request_id)
+        if request_id in self._running:
+            self._running[request_id].paused = True
+
+    def resume(self, request_id: str) -> None:
+        self.record.resumed.append(request_id)
+        if request_id in self._running:
+            self._running[request_id].paused = False
+        self._work.set()
+
+    def health(self) -> EngineHealth:
+        if self._death.done():
+            return EngineHealth.DEAD
+        return EngineHealth.OK if self._thaw.is_set() else EngineHealth.STALLED
+
+    async def check_integrity(self) -> IntegrityReport:
+        return IntegrityReport(check_id=0, problems=(), stats=self._stats)
+
+    def add_step_listener(self, listener: StepListener) -> None:
+        self._listeners.append(listener)
+
+    async def wait_dead(self) -> str:
+        return await asyncio.shield(self._death)
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    # ---- what tests do to it ----
+
+    @property
+    def request_ids(self) -> set[str]:
+        """Everything it still works for."""
+        return {*self._waiting, *self._running}
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def freeze(self) -> None:
+        """No step ends any more; health is STALLED."""
+        self._thaw.clear()
+
+    def thaw(self) -> None:
+        self._thaw.set()
+
+    def die(self, reason: str) -> None:
+        """Fail every request and take no more."""
+        self._death.set_result(reason)
+        lost = [*self._waiting.values(), *self._running.values()]
+        self._waiting.clear()
+        self._running.clear()
+        for running in lost:
+            running.sink.fail(EngineDeadError(reason))
+        self._task.cancel()
+
+    # ---- the step loop ----
+
+    async def _run(self) -> None:
+        while True:
+            await self._work.wait()
+            await self._thaw.wait()
+            await asyncio.sleep(self.step_s)
+            if self._thaw.is_set():
+                self._one_step()
+            if not self._waiting and all(running.paused for running in self._running.values()):
+                self._work.clear()
+
+    def _one_step(self) -> None:
+        self._admit()
+        self._step += 1
+        advanced = [(r, self._advance(r)) for r in self._running.values() if not r.paused]
+        deltas = [(running, delta) for running, delta in advanced if delta is not None]
+        for running, delta in deltas:
+            if delta.finish_reason is not None:
+                del self._running[running.request.request_id]
+        self._refresh(generated=sum(len(delta.token_ids) for _, delta in deltas))
+        for running, delta in deltas:
+            # An earlier delivery of this step may have aborted a later one.
+            if delta.finish_reason is not None or running.request.request_id in self._running:
+                self._deliver(running, delta)
+        report = StepReport(
+            step=self._step,
+            deltas=tuple(delta for _, delta in deltas),
+            stats=self._stats,
+            stage_seconds={"schedule": 0.0001, "execute": self.step_s, "update": 0.0001},
+        )
+        for listener in self._listeners:
+            listener(report)
+
+    def _deliver(self, running: _Running, delta: TokenDelta) -> None:
+        seen = self.record.num_delivered
+        seen[delta.request_id] = seen.get(delta.request_id, 0) + len(delta.token_ids)
+        running.sink.deliver(delta)
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self._max_num_seqs:
+            request_id = next(iter(self._waiting))
+            self._running[request_id] = self._waiting.pop(request_id)
+
+    def _advance(self, running: _Running) -> TokenDelta | None:
+        script, sampling = running.script, running.request.sampling
+        if running.num_prefilled < script.prefill_steps:
+            running.num_prefilled += 1
+            return None
+        request_id = running.request.request_id
+        start = running.num_generated
+        length = script.length(sampling.max_tokens)
+        end = min(start + script.per_step, length)
+        if script.fail_after is not None and end > script.fail_after:
+            return TokenDelta(request_id, finish_reason=FinishReason.ERROR, error="scripted failure")
+        running.num_generated = end
+        ids = [script.token(i) for i in range(start, end)]
+        stop = script.stop_token_id if end == length == len(script.token_ids) + 1 else None
+        if stop is not None:
+            ids[-1] = stop
+        finish = None
+        if end == length:
+            cut = script.endless or (length < len(script.token_ids) + (script.stop_token_id is not None))
+            finish = FinishReason.LENGTH if cut else FinishReason.STOP
+        return TokenDelta(
+            request_id,
+            tuple(ids),
+            _logprobs(ids, script, sampling.logprobs),
+            finish,
+            stop,
+            script.num_cached_tokens if start == 0 else 0,
+        )
+
+    def _refresh(self, generated: int = 0) -> None:
+        in_use = len(self._running)
+        self._stats = msgspec.structs.replace(
+            self._stats,
+            num_running=in_use,
+            num_waiting=len(self._waiting),
+            num_paused=sum(running.paused for running in self._running.values()),
+            blocks_in_use=in_use,
+            blocks_free=self._info.num_blocks - in_use,
+            generated_tokens_total=self._stats.generated_tokens_total + generated,
+        )
+
+
+def _logprobs(ids: Sequence[int], script: Script, num_top: int | None) -> tuple[TokenLogprobs, ...] | None:
+    if num_top is None:
+        return None
+    return tuple(TokenLogprobs(-0.25 - i / 1000, tuple(script.top[:num_top])) for i, _ in enumerate(ids))
