@@ -175,6 +175,16 @@ class LoadProgress(msgspec.Struct, frozen=True, tag=True):
     total: int
 
 
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """Values that a model's publisher recommends, for fields that a request leaves out."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What was loaded. ``tokenizer_dir`` holds ``tokenizer.json``; ``stop_token_ids`` end a text.
 
@@ -200,6 +210,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     bos_token: str | None
     eos_token: str | None
     stop_token_ids: tuple[int, ...]
+    sampling_defaults: SamplingDefaults = SamplingDefaults()
     notes: tuple[str, ...] = ()
 
 

@@ -122,6 +122,7 @@ class Gateway:
             window=info.max_model_len,
             vocab_size=info.vocab_size,
             fingerprint=_fingerprint(info, self.version),
+            sampling_defaults=info.sampling_defaults,
         )
         self.completions = CompletionsEndpoint(self.model)
         self.chat = ChatEndpoint(self.model, assets.template)

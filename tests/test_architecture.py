@@ -25,10 +25,10 @@ TORCH_FREE_ENGINE = (
     "connection", "client", "process",
 )  # fmt: skip
 DECIDERS = (
-    "engine.request", "engine.budget", "engine.scheduler", "engine.schedule", "engine.watchdog", "engine.wire",
-    "tiering.block_pool", "tiering.block_manager", "tiering.hashing", "tiering.integrity", "tiering.residency",
-    "tiering.types", "tiering.policies.eviction", "gateway.protocol.sse", "gateway.detokenizer",
-    "gateway.stop_matcher",
+    "engine.request", "engine.budget", "engine.scheduler", "engine.schedule", "engine.watchdog",
+    "engine.wire", "tiering.block_pool", "tiering.block_manager", "tiering.hashing", "tiering.integrity",
+    "tiering.residency", "tiering.types", "tiering.policies.eviction", "gateway.protocol.sse",
+    "gateway.detokenizer", "gateway.stop_matcher", "gateway.answer",
 )  # fmt: skip
 DOING = {"torch", "socket", "threading", "time", "asyncio", "selectors", "concurrent", "datetime"}
 

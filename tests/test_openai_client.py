@@ -176,9 +176,9 @@ def test_errors_are_the_clients_own_types(client: OpenAI, model: str, server: Se
         client.completions.create(model=model, prompt="word " * 4000)
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="no-such-model", prompt="x")
-    with OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0) as stranger:
-        with pytest.raises(openai.AuthenticationError):
-            stranger.models.list()
+    stranger = client.with_options(api_key="wrong")
+    with pytest.raises(openai.AuthenticationError):
+        stranger.models.list()
 
 
 async def test_async_streams_run_side_by_side(server: Server, model: str) -> None:

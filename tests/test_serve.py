@@ -75,7 +75,7 @@ class Background:
     [
         (("serve", "/no/such/model"), "/no/such/model"),
         (("serve", "--device-kv", "5 parsecs"), "parsecs"),
-        (("serve", "--device-kv", "1MiB"), "--device-kv"),
+        (("serve", "--device-kv", "1MiB"), "too few for one sequence"),
         (("serve", "--device-kv", "64MiB", "--max-model-len", "8192"), "8192"),
         (("serve", "--max-model-len", "100000"), "100000"),
         (("serve", "--max-num-seqs", "64", "--max-num-batched-tokens", "32"), "--max-num-batched-tokens"),
@@ -142,13 +142,15 @@ def test_terminal_chat_starts_its_own_server_and_answers() -> None:
 
 def test_sigterm_lets_streams_finish_and_refuses_new_requests() -> None:
     with running_server(*SMALL) as server:
-        stream = Background(server, stream_body(max_tokens=60))
+        stream = Background(server, stream_body(max_tokens=300))
         assert stream.first.wait(60)
         server.process.send_signal(signal.SIGTERM)
-        refused = [server.get("/health")[0] for _ in range(1)]
+        while (status := server.get("/health")[0]) == 200:
+            threading.Event().wait(0.01)
+        assert status == 503
+        assert server.post("/v1/completions", {"prompt": "too late"})[0] == 503
         lines = stream.join()
         assert server.process.wait(60) == 0
-        assert refused == [503]
         assert lines[-1] == "data: [DONE]"
         assert json.loads(lines[-2][6:])["choices"][0]["finish_reason"] == "length"
 

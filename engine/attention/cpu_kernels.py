@@ -17,7 +17,8 @@ from numba.extending import overload
 
 from engine.attention.jit import jit
 
-TILE = 64  # context tokens at a time: the K and V tiles take 2 * 64 * D * 4 bytes, 32 KiB for D 64
+PANEL = 64  # width of the one inner product that everything is made of: four 512-bit registers
+TILE = PANEL  # context tokens at a time: the K and V tiles take 2 * 64 * D * 4 bytes, 32 KiB for D 64
 QUERY_BLOCK = 16  # positions of one sequence that share a pass over the context
 NEGATIVE_INFINITY = np.float32(-np.inf)
 
@@ -119,56 +120,71 @@ def rotate_and_store(
 
 
 @jit()
+def _load_keys(source: Any, keys: Any) -> None:
+    """Widen ``source`` ``[tokens, D]`` into ``keys`` ``[D, tokens]``."""
+    for d in range(source.shape[1]):
+        for t in range(source.shape[0]):
+            keys[d, t] = _widen(source[t, d])
+
+
+@jit()
+def _load_values(source: Any, values: Any) -> None:
+    """Widen ``source`` ``[tokens, D]`` into ``values`` ``[tokens, D]``."""
+    for t in range(source.shape[0]):
+        for d in range(source.shape[1]):
+            values[t, d] = _widen(source[t, d])
+
+
+@jit()
 def _load_tile(
     pool: Any, layer: int, head: int, table: Any, base: int, count: int, keys: Any, values: Any
 ) -> None:
-    """Widen tokens ``[base, base + count)`` of one KV head into ``keys`` and ``values`` ``[TILE, D]``."""
+    """Widen tokens ``[base, base + count)`` of one KV head: keys transposed, values in panels."""
     block_size, head_dim = pool.shape[4], pool.shape[5]
-    for t in range(count):
-        block, offset = table[(base + t) // block_size], (base + t) % block_size
-        key, value = pool[block, layer, 0, head, offset], pool[block, layer, 1, head, offset]
-        for d in range(head_dim):
-            keys[t, d] = _widen(key[d])
-            values[t, d] = _widen(value[d])
+    done = 0
+    while done < count:
+        block, offset = table[(base + done) // block_size], (base + done) % block_size
+        end = min(offset + count - done, block_size)
+        piece = end - offset
+        _load_keys(pool[block, layer, 0, head, offset:end], keys[:, done : done + piece])
+        value = pool[block, layer, 1, head, offset:end]
+        for p in range(values.shape[0]):
+            last = min((p + 1) * PANEL, head_dim)
+            _load_values(value[:, p * PANEL : last], values[p, done : done + piece])
+        done += piece
 
 
 @jit()
-def _dot4(query: Any, keys: Any, t: int) -> Any:
-    """Dot products of one query row with four keys: one pass over the query, four sums at once."""
-    a, b, c, e = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
-    for d in range(query.shape[0]):
-        q = query[d]
-        a += q * keys[t, d]
-        b += q * keys[t + 1, d]
-        c += q * keys[t + 2, d]
-        e += q * keys[t + 3, d]
-    return a, b, c, e
+def _add_row_times_panel(row: Any, panel: Any, out: Any) -> None:
+    """``out[:PANEL] += row @ panel``; ``panel`` is ``[len(row), PANEL]``.
 
-
-@jit()
-def _scores(query: Any, keys: Any, low: int, high: int, scores: Any) -> Any:
-    """Dot products of one query row with keys ``[low, high)``; returns their maximum (NaN wins).
-
-    Works on whole groups of four; the surplus reads stay inside the tile and are never used.
+    The width is a constant, and the caller slices instead of passing bounds, because the compiler
+    then needs no checks inside the loop and uses whole vector registers.
     """
-    for t in range(low - low % 4, high, 4):
-        scores[t], scores[t + 1], scores[t + 2], scores[t + 3] = _dot4(query, keys, t)
+    for i in range(row.shape[0]):
+        weight = row[i]
+        for j in range(PANEL):
+            out[j] += weight * panel[i, j]
+
+
+@jit(no_nans=True)
+def _maximum(scores: Any) -> Any:
+    """Largest score. It may overlook a NaN, which then shows in the exponentials."""
     top = NEGATIVE_INFINITY
-    for t in range(low, high):
-        if not scores[t] <= top:
-            top = scores[t]
+    for t in range(scores.shape[0]):
+        top = max(top, scores[t])
     return top
 
 
 @jit()
-def _exp2_shifted(scores: Any, low: int, high: int, top: Any) -> Any:
+def _exp2_shifted(scores: Any, top: Any) -> Any:
     """In place 2**(score - top); returns the sum. Below 2**-126 counts as 2**-126. 2 ulp.
 
     numba has no vector exp of its own, and this one vectorises. Polynomial: Cephes exp2f, degree 6
     on [-0.5, 0.5].
     """
     total = np.float32(0.0)
-    for t in range(low, high):
+    for t in range(scores.shape[0]):
         x = scores[t] - top
         if x < np.float32(-126.0):
             x = np.float32(-126.0)
@@ -189,40 +205,24 @@ def _exp2_shifted(scores: Any, low: int, high: int, top: Any) -> Any:
 
 
 @jit()
-def _accumulate(acc: Any, decay: Any, scores: Any, values: Any, low: int, high: int) -> None:
-    """``acc = acc * decay + scores @ values`` over tokens ``[low, high)``, four tokens at a time."""
-    for d in range(acc.shape[0]):
-        acc[d] *= decay
-    whole = low + (high - low) // 4 * 4
-    for t in range(low, whole, 4):
-        a, b, c, e = scores[t], scores[t + 1], scores[t + 2], scores[t + 3]
-        for d in range(acc.shape[0]):
-            acc[d] += (a * values[t, d] + b * values[t + 1, d]) + (
-                c * values[t + 2, d] + e * values[t + 3, d]
-            )
-    for t in range(whole, high):
-        for d in range(acc.shape[0]):
-            acc[d] += scores[t] * values[t, d]
-
-
-@jit()
 def _attend_tile(
-    query: Any, position: int, window: int, base: int, keys: Any, values: Any,
+    query: Any, low: int, high: int, keys: Any, values: Any,
     scores: Any, acc: Any, row_max: Any, row_sum: Any, row: int,
 ) -> None:  # fmt: skip
-    """Fold one tile into the running softmax of one query row at ``position``."""
-    low, high = max(0, position - window + 1 - base), min(TILE, position + 1 - base)
-    if low >= high:
-        return
-    top = _scores(query, keys, low, high, scores)
+    """Fold tokens ``[low, high)`` of one tile into the running softmax of one query row."""
+    scores[:] = 0.0
+    _add_row_times_panel(query, keys, scores)
+    visible = scores[low:high]
     old = row_max[row]
-    if not top <= old:
-        row_max[row] = top
-    else:
-        top = old
+    top = max(old, _maximum(visible))
+    row_max[row] = top
     decay = np.float32(np.exp2(old - top)) if old != top else np.float32(1.0)
-    row_sum[row] = row_sum[row] * decay + _exp2_shifted(scores, low, high, top)
-    _accumulate(acc[row], decay, scores, values, low, high)
+    row_sum[row] = row_sum[row] * decay + _exp2_shifted(visible, top)
+    for p in range(acc.shape[1]):
+        out = acc[row, p]
+        for d in range(PANEL):
+            out[d] *= decay
+        _add_row_times_panel(visible, values[p, low:high], out)
 
 
 @jit()
@@ -241,15 +241,17 @@ def _attend_item(
     for base in range(max(0, position - window + 1) // TILE * TILE, end, TILE):
         _load_tile(pool, layer, head, table, base, min(TILE, end - base), keys, values)
         for r in range(num_rows):
-            row_query = query[first + r // group, head * group + r % group]
-            _attend_tile(
-                row_query, position + r // group, window, base, keys, values,
-                scores, acc, row_max, row_sum, r,
-            )  # fmt: skip
+            seen = position + r // group + 1 - base  # tokens of this tile up to the row's own
+            low, high = max(0, seen - window), min(TILE, seen)
+            if low < high:
+                row_query = query[first + r // group, head * group + r % group]
+                _attend_tile(
+                    row_query, low, high, keys, values, scores, acc, row_max, row_sum, r
+                )  # fmt: skip
     for r in range(num_rows):
         target = out[first + r // group, head * group + r % group]
         for d in range(head_dim):
-            _store(target, d, acc[r, d] / row_sum[r])
+            _store(target, d, acc[r, d // PANEL, d % PANEL] / row_sum[r])
 
 
 @jit(parallel=True)
@@ -263,11 +265,12 @@ def attend(
     """
     num_kv_heads, head_dim = pool.shape[3], pool.shape[5]
     max_rows = QUERY_BLOCK * (query.shape[1] // num_kv_heads)
+    panels = (head_dim + PANEL - 1) // PANEL
     for lane in prange(lanes):
-        keys = np.empty((TILE, head_dim), np.float32)
-        values = np.empty((TILE, head_dim), np.float32)
+        keys = np.zeros((head_dim, TILE), np.float32)
+        values = np.zeros((panels, TILE, PANEL), np.float32)
         scores = np.empty(TILE, np.float32)
-        acc = np.empty((max_rows, head_dim), np.float32)
+        acc = np.empty((max_rows, panels, PANEL), np.float32)
         row_max = np.empty(max_rows, np.float32)
         row_sum = np.empty(max_rows, np.float32)
         for item in range(lane, work.shape[0] * num_kv_heads, lanes):

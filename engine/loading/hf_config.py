@@ -11,7 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from engine.config import ConfigError, ModelConfig, RopeScaling
+from engine.messages import SamplingDefaults
 
 SUPPORTED = ("LlamaForCausalLM", "MistralForCausalLM")
 _MISTRAL_WINDOW = 4096
@@ -26,6 +29,19 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{path} does not hold a JSON object.")
     return value
+
+
+def read_sampling_defaults(directory: Path) -> SamplingDefaults:
+    """What ``generation_config.json`` recommends; plain sampling where it says nothing usable."""
+    path = directory / "generation_config.json"
+    raw = read_json(path) if path.exists() else {}
+    recommended = {
+        name: raw[name] for name in SamplingDefaults.__struct_fields__ if raw.get(name) is not None
+    }
+    try:
+        return msgspec.convert(recommended, SamplingDefaults)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path} has a value of the wrong type: {error}.") from None
 
 
 def read_model_config(directory: Path) -> ModelConfig:

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine.messages import SamplingParams
+from engine.messages import SamplingDefaults, SamplingParams
 from gateway.errors import ApiError, ErrorKind, bad_request, unsupported
 from gateway.openai.wire import GenerationFields
 from gateway.tokenizer import TextCodec
 
-DEFAULT_TEMPERATURE = 1.0
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
@@ -37,6 +36,7 @@ class ModelContext:
     window: int
     vocab_size: int
     fingerprint: str
+    sampling_defaults: SamplingDefaults
 
     @property
     def max_prompt_chars(self) -> int:
@@ -203,14 +203,15 @@ def _check_sampling(
     min_tokens = check_count(wire.min_tokens, model.window, "min_tokens") or 0
     if max_tokens is not None and min_tokens > max_tokens:
         raise bad_request("min_tokens", "'min_tokens' must not be above 'max_tokens'.")
+    defaults = model.sampling_defaults
     return SamplingParams(
         max_tokens=model.window,
         seed=_check_seed(wire.seed),
-        temperature=_or(wire.temperature, DEFAULT_TEMPERATURE),
-        top_p=_or(wire.top_p, 1.0),
+        temperature=_or(wire.temperature, defaults.temperature),
+        top_p=_or(wire.top_p, defaults.top_p),
         top_k=_check_top_k(wire.top_k, model),
-        min_p=_or(wire.min_p, 0.0),
-        repetition_penalty=_or(wire.repetition_penalty, 1.0),
+        min_p=_or(wire.min_p, defaults.min_p),
+        repetition_penalty=_or(wire.repetition_penalty, defaults.repetition_penalty),
         presence_penalty=_or(wire.presence_penalty, 0.0),
         frequency_penalty=_or(wire.frequency_penalty, 0.0),
         logit_bias=_check_logit_bias(wire.logit_bias, model),
@@ -236,7 +237,7 @@ def _check_seed(seed: int | None) -> int:
 
 def _check_top_k(top_k: int | None, model: ModelContext) -> int:
     if top_k is None:
-        return 0
+        top_k = model.sampling_defaults.top_k
     if top_k < -1:
         raise bad_request("top_k", "'top_k' must be at least 1, or 0 or -1 for no limit.")
     return min(max(top_k, 0), model.vocab_size)

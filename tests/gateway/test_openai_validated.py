@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from engine.messages import SamplingDefaults
 from gateway.errors import ApiError, ErrorKind
 from gateway.openai.validated import (
-    DEFAULT_TEMPERATURE,
     ModelContext,
     check_fields,
     check_text_length,
@@ -27,7 +27,14 @@ NAN, INFINITY = float("nan"), float("inf")
 def model(tmp_path_factory: pytest.TempPathFactory) -> ModelContext:
     directory: Path = tmp_path_factory.mktemp("tokenizer")
     codec = TextCodec.load(save(byte_level(), directory))
-    return ModelContext(("tiny", "alias"), codec, window=100, vocab_size=300, fingerprint="fp_x")
+    return ModelContext(
+        ("tiny", "alias"),
+        codec,
+        window=100,
+        vocab_size=300,
+        fingerprint="fp_x",
+        sampling_defaults=SamplingDefaults(temperature=0.5, top_p=0.9, top_k=40),
+    )
 
 
 def check(model: ModelContext, /, max_tokens: int | None = None, **fields: Any) -> Any:
@@ -73,10 +80,17 @@ def test_ranges(model: ModelContext, name: str, good: list[Any], bad: list[Any])
 def test_defaults(model: ModelContext) -> None:
     checked = check(model)
     assert checked.model == "tiny"
-    assert checked.sampling.temperature == DEFAULT_TEMPERATURE == 1.0
-    assert checked.sampling.top_p == 1.0
+    assert checked.sampling.temperature == 0.5
+    assert checked.sampling.top_p == 0.9
+    assert checked.sampling.top_k == 40
+    assert checked.sampling.min_p == 0.0
     assert checked.sampling.logprobs is None
     assert not checked.stream
+
+
+def test_a_request_overrides_what_the_model_recommends(model: ModelContext) -> None:
+    sampling = check(model, temperature=0, top_p=1, top_k=0).sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0, 1, 0)
 
 
 def test_values_reach_the_engine_in_its_own_terms(model: ModelContext) -> None:

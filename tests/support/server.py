@@ -54,7 +54,13 @@ class Server:
         return int(children[0])
 
     def get(self, path: str, **headers: str) -> tuple[int, bytes]:
-        request = urllib.request.Request(self.url + path, headers=headers)
+        return self._send(urllib.request.Request(self.url + path, headers=headers))
+
+    def post(self, path: str, body: dict[str, object]) -> tuple[int, bytes]:
+        headers = {"Content-Type": "application/json"}
+        return self._send(urllib.request.Request(self.url + path, json.dumps(body).encode(), headers))
+
+    def _send(self, request: urllib.request.Request) -> tuple[int, bytes]:
         try:
             with urllib.request.urlopen(request, timeout=10) as response:
                 return response.status, response.read()
