@@ -64,6 +64,7 @@ class Completion(msgspec.Struct, kw_only=True):
 
 _DECODER = msgspec.json.Decoder(CompletionWire)
 _ENCODER = msgspec.json.Encoder()
+DEFAULT_MAX_TOKENS = 16  # OpenAI's; chat has no such default
 
 
 class CompletionsEndpoint:
@@ -80,7 +81,7 @@ class CompletionsEndpoint:
         prompt = _single_prompt(wire.prompt)
         logprobs = check_count(wire.logprobs, MAX_LOGPROBS, "logprobs")
         checked = check_fields(wire, self._model, wire.max_tokens, logprobs)
-        return complete(checked, self._token_ids(prompt), self._model, "prompt")
+        return complete(checked, self._token_ids(prompt), self._model, "prompt", DEFAULT_MAX_TOKENS)
 
     def answer(self, request: GenerationRequest, identity: Identity) -> AnswerFormat:
         return CompletionFormat(request, identity, self._model.codec.table)

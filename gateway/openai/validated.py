@@ -116,9 +116,16 @@ def check_fields(
 
 
 def complete(
-    checked: CheckedFields, token_ids: Sequence[int], model: ModelContext, param: str
+    checked: CheckedFields,
+    token_ids: Sequence[int],
+    model: ModelContext,
+    param: str,
+    default_max_tokens: int | None = None,
 ) -> GenerationRequest:
-    """Join the checked fields with the prompt's tokens; ``param`` is the field the prompt came from."""
+    """Join the checked fields with the prompt's tokens; ``param`` is the field the prompt came from.
+
+    A request that names no ``max_tokens`` gets ``default_max_tokens``, or what the window leaves.
+    """
     if not token_ids:
         raise bad_request(param, f"'{param}' is empty; there is nothing to continue.")
     room = model.window - len(token_ids)
@@ -130,8 +137,9 @@ def complete(
             param=param,
         )
     wanted = checked.requested_max_tokens
-    max_tokens = room if wanted is None else min(wanted, room)
     sampling = checked.sampling
+    default = room if default_max_tokens is None else max(default_max_tokens, sampling.min_tokens)
+    max_tokens = min(default if wanted is None else wanted, room)
     return GenerationRequest(
         model=checked.model,
         prompt_token_ids=tuple(token_ids),

@@ -110,6 +110,7 @@ class House:
 
     async def complete(self, *, headers: dict[str, str] | None = None, **body: Any) -> Reply:
         body.setdefault("prompt", "Hi")
+        body.setdefault("max_tokens", 200)
         return await self.request("POST", "/v1/completions", json=body, headers=headers)
 
     async def chat(self, *, headers: dict[str, str] | None = None, **body: Any) -> Reply:

@@ -140,7 +140,7 @@ async def test_a_client_that_never_reads_does_not_hold_up_the_end(make_house: Ma
     house: House = await make_house(info={"max_model_len": 1_000_000}, send_buffer_bytes=4096, linger_s=0.05)
     house.script(ENDLESS)
     async with raw_client(house, receive_buffer=4096) as client:
-        await client.send_json("/v1/completions", {"prompt": "Hi", "stream": True})
+        await client.send_json("/v1/completions", {"prompt": "Hi", "stream": True, "max_tokens": 5000})
         await until(lambda: bool(house.engine.record.paused))
         await asyncio.wait_for(house.gateway.drain(0.01), 10)
         await house.idle()

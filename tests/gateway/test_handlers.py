@@ -269,7 +269,7 @@ async def test_a_lost_client_is_removed_wherever_it_is(make_house: Make, stream:
         await until(lambda: house.engine.num_running == 1)
     house.script(ENDLESS)
     async with raw_client(house) as client:
-        await client.send_json("/v1/completions", {"prompt": "Hi", "stream": stream})
+        await client.send_json("/v1/completions", {"prompt": "Hi", "stream": stream, "max_tokens": 5000})
         await until(lambda: len(house.engine.record.submitted) == 1 + queued)
         victim = house.engine.record.submitted[-1].request_id
         if not queued:
@@ -341,7 +341,7 @@ async def test_a_giant_prompt_leaves_the_other_streams_running(make_house: Make)
     house: House = await make_house(info=LONG, step_s=0.002)
     house.script(ENDLESS)
     async with raw_client(house) as client:
-        await client.send_json("/v1/completions", {"prompt": "Hi", "stream": True})
+        await client.send_json("/v1/completions", {"prompt": "Hi", "stream": True, "max_tokens": 5000})
         await client.read_until(b"data: ")
         (streaming,) = house.engine.request_ids
         before = house.engine.record.num_delivered[streaming]
@@ -356,7 +356,7 @@ async def test_a_pooled_connection_is_used_again(make_house: Make) -> None:
     house: House = await make_house()
     async with raw_client(house) as client:
         for stream in (False, True, False):
-            await client.send_json("/v1/completions", {"prompt": "Hi", "stream": stream})
+            await client.send_json("/v1/completions", {"prompt": "Hi", "stream": stream, "max_tokens": 5000})
             data = await client.read_until(b"[DONE]\n\n\r\n0\r\n\r\n" if stream else b'"usage":{')
             assert b"connection: close" not in data.lower()
             await asyncio.sleep(0.02)

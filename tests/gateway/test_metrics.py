@@ -67,7 +67,7 @@ async def test_requests_are_counted_by_how_they_ended(make_house: Make) -> None:
     await house.complete(stream=True)
     house.script(Script(token_ids=text_ids("a"), endless=True))
     async with raw_client(house) as client:
-        await client.send_json("/v1/completions", {"prompt": "Hi", "stream": True})
+        await client.send_json("/v1/completions", {"prompt": "Hi", "stream": True, "max_tokens": 5000})
         await client.read_until(b"data: ")
         await house.complete()
     await house.idle()

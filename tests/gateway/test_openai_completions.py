@@ -34,6 +34,16 @@ async def test_a_bad_prompt_costs_one_400(make_house: Make, prompt: Any) -> None
     await house.check_alive()
 
 
+@pytest.mark.parametrize(("fields", "given"), [({}, 16), ({"min_tokens": 20}, 20), ({"max_tokens": 40}, 40)])
+async def test_an_answer_has_sixteen_tokens_unless_asked(
+    make_house: Make, fields: dict[str, int], given: int
+) -> None:
+    house: House = await make_house()
+    reply = await house.complete(**{"max_tokens": None, **fields})
+    assert house.engine.record.submitted[-1].sampling.max_tokens == given
+    assert "x-tidegate-max-tokens-clamped" not in reply.headers
+
+
 async def test_a_prompt_that_is_too_long_states_both_lengths(make_house: Make) -> None:
     house: House = await make_house()
     error = (await house.complete(prompt="x" * 300)).error

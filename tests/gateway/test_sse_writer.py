@@ -26,7 +26,7 @@ async def test_clients_that_never_read_are_bounded_and_do_not_disturb_others(mak
     clients = [raw_client(house, receive_buffer=4096) for _ in range(number)]
     for client in clients:
         raw = await client.__aenter__()
-        await raw.send_json("/v1/completions", {"prompt": "Hi", "stream": True})
+        await raw.send_json("/v1/completions", {"prompt": "Hi", "stream": True, "max_tokens": 5000})
     await until(lambda: len(set(house.engine.record.paused) - set(house.engine.record.resumed)) == number, 30)
     held = dict(house.engine.record.num_delivered)
     assert max(held.values()) < 4000
@@ -64,7 +64,7 @@ async def test_a_client_paused_for_too_long_is_told_and_dropped(make_house: Make
     house: House = await make_house(info=LONG, stream_limits=limits, send_buffer_bytes=8192, linger_s=5)
     house.script(ENDLESS)
     async with raw_client(house, receive_buffer=4096) as client:
-        await client.send_json("/v1/completions", {"prompt": "Hi", "stream": True})
+        await client.send_json("/v1/completions", {"prompt": "Hi", "stream": True, "max_tokens": 5000})
         await until(lambda: bool(house.engine.record.aborted))
         data = await client.read_until(b"[DONE]", 30)
     assert b'"code":"client_too_slow"' in data
@@ -77,7 +77,7 @@ async def test_a_client_that_never_reads_its_farewell_is_cut_off(make_house: Mak
     house: House = await make_house(info=LONG, stream_limits=limits, send_buffer_bytes=4096, linger_s=0.05)
     house.script(ENDLESS)
     async with raw_client(house, receive_buffer=4096) as client:
-        await client.send_json("/v1/completions", {"prompt": "Hi", "stream": True})
+        await client.send_json("/v1/completions", {"prompt": "Hi", "stream": True, "max_tokens": 5000})
         await until(lambda: bool(house.engine.record.submitted))
         await house.idle()
         with pytest.raises(ConnectionResetError):
