@@ -123,11 +123,9 @@ class Scheduler:
         """Choose the next step's chunks, decodes first."""
         budget = StepBudget(self._config.max_num_batched_tokens, self._config.max_num_seqs)
         chunks: list[ScheduledChunk] = []
-        preempted_before = self.totals.preemptions
         self._schedule_decodes(budget, chunks)
         self._schedule_prefills(budget, chunks)
-        if self.totals.preemptions == preempted_before:
-            self._admit(budget, chunks)
+        self._admit(budget, chunks)
         return SchedulerOutput(chunks=tuple(chunks))
 
     def _schedule_decodes(self, budget: StepBudget, chunks: list[ScheduledChunk]) -> None:

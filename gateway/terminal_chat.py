@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -85,12 +86,18 @@ def _error_message(response: http.client.HTTPResponse) -> str:
 
 @contextlib.contextmanager
 def own_server(arguments: Sequence[str], console: Console) -> Iterator[Server]:
-    """Start ``tidegate serve`` on a free port, wait until it is up, and end it afterwards."""
+    """Start ``tidegate serve`` on a free port, wait until it is up, and end it afterwards.
+
+    It gets a session of its own, so that Ctrl-C stops an answer and not the server.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-P", "-m", "gateway.cli", "serve", *arguments]
-    process = subprocess.Popen([*command, "--port", str(port), "--log-level", "warning"])
+    command += ["--port", str(port), "--log-level", "warning"]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(1))
     server = Server(f"http://127.0.0.1:{port}")
     try:
         while not server.is_up():

@@ -25,9 +25,9 @@ class EngineMachine(RuleBasedStateMachine):
     engine: SmallEngine
 
     @initialize(
-        num_blocks=st.integers(4, 24),
-        block_size=st.sampled_from([1, 2, 4, 16]),
-        max_num_seqs=st.integers(1, 6),
+        num_blocks=st.integers(6, 16),
+        block_size=st.sampled_from([1, 2, 4]),
+        max_num_seqs=st.integers(2, 6),
         extra_tokens=st.integers(0, 20),
         prefix_caching=st.booleans(),
     )
@@ -48,7 +48,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.live) < MAX_LIVE)
     @rule(
-        shared=st.integers(0, 40), own=st.integers(0, 12), max_tokens=st.integers(1, 24), tenant=st.booleans()
+        shared=st.integers(0, 24), own=st.integers(0, 6), max_tokens=st.integers(1, 48), tenant=st.booleans()
     )
     def add(self, shared: int, own: int, max_tokens: int, tenant: bool) -> None:
         name = f"r{len(self.prompts)}"
@@ -73,7 +73,7 @@ class EngineMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(self.live))
         (self.engine.core.pause if paused else self.engine.core.resume)(name)
 
-    @rule(count=st.integers(1, 6))
+    @rule(count=st.integers(1, 12))
     def step(self, count: int) -> None:
         for _ in range(count):
             if self.engine.core.has_work():
@@ -102,7 +102,7 @@ SLOW = os.environ.get("TIDEGATE_SLOW") == "1"
 
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(
-    max_examples=2000 if SLOW else 150,
+    max_examples=2000 if SLOW else 400,
     stateful_step_count=50,
     deadline=None,
     derandomize=not SLOW,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from engine.messages import FinishReason
@@ -102,6 +104,29 @@ def test_a_conversation_hits_on_its_generated_tokens_too() -> None:
     assert engine.tokens["turn2"] == expected_tokens([*history, 7, 8], 3)
 
 
+def test_blocks_are_found_only_once_they_are_computed() -> None:
+    engine = SmallEngine(max_num_batched_tokens=10)
+    engine.add("a", prompt(1, 24), max_tokens=3)
+    engine.step()
+    engine.add("b", prompt(1, 24), max_tokens=3)
+    engine.core.pause("a")
+    engine.run()
+    assert engine.cached == {"b": 8}
+    engine.core.resume("a")
+    engine.run()
+    assert engine.tokens["a"] == engine.tokens["b"] == expected_tokens(prompt(1, 24), 3)
+
+
+def test_equal_blocks_at_other_places_are_other_blocks() -> None:
+    engine = SmallEngine()
+    for name in ("a", "b"):
+        engine.add(name, [1, 2, 3, 4] * 4, max_tokens=3)
+        engine.run()
+        assert engine.tokens[name] == expected_tokens([1, 2, 3, 4] * 4, 3)
+    assert engine.cached["b"] == 12
+    assert engine.blocks.usage().cached == 4
+
+
 def test_hits_share_blocks_with_a_running_request() -> None:
     engine = SmallEngine()
     engine.add("a", prompt(1, 12), max_tokens=8)
@@ -170,7 +195,9 @@ def test_the_latest_arrival_is_preempted_and_parked_ones_come_before_waiting_one
         assert engine.tokens[name] == expected_tokens(prompt(start, length), count)
 
 
-def test_preemptions_per_request_are_bounded() -> None:
+@pytest.mark.parametrize("bound", [1, 2, MAX_PREEMPTIONS])
+def test_preemptions_per_request_are_bounded(bound: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.scheduler.MAX_PREEMPTIONS", bound)
     engine = SmallEngine(num_blocks=12, max_num_seqs=8)
     for i in range(24):
         engine.add(f"r{i}", prompt(i, 6), max_tokens=40)
@@ -178,9 +205,59 @@ def test_preemptions_per_request_are_bounded() -> None:
     while engine.core.has_work():
         requests.update(engine.scheduler._requests)
         engine.step()
-    assert max(request.num_preemptions for request in requests.values()) <= MAX_PREEMPTIONS
+    assert 0 < max(request.num_preemptions for request in requests.values()) <= bound
     for i in range(24):
         assert engine.tokens[f"r{i}"] == expected_tokens(prompt(i, 6), 40)
+
+
+def test_a_resumed_request_comes_before_later_ones_again() -> None:
+    """It stands behind them in the running set, yet may take their blocks: they must have no chunk yet."""
+    engine = SmallEngine(num_blocks=12, block_size=1, max_num_seqs=3)
+    for i, (length, count) in enumerate([(3, 2), (2, 9), (1, 11)]):
+        engine.add(f"r{i}", prompt(i, length), max_tokens=count)
+    second = engine.scheduler._requests["r1"]
+    engine.step()
+    engine.scheduler._preempt(second)
+    engine.run()
+    for i, (length, count) in enumerate([(3, 2), (2, 9), (1, 11)]):
+        assert engine.tokens[f"r{i}"] == expected_tokens(prompt(i, length), count)
+
+
+def test_parked_requests_come_back_in_the_order_of_their_arrival() -> None:
+    engine = SmallEngine(num_blocks=40, max_num_seqs=4)
+    for i in range(4):
+        engine.add(f"r{i}", prompt(i, 5), max_tokens=30)
+    engine.step()
+    engine.step()
+    for i in (3, 1, 2):
+        engine.scheduler._preempt(engine.scheduler._requests[f"r{i}"])
+    engine.scheduler._config = dataclasses.replace(engine.scheduler._config, max_num_seqs=2)
+    engine.step()
+    assert list(engine.scheduler._running) == ["r0", "r1"]
+
+
+def test_what_was_preempted_does_not_come_back_in_the_same_step() -> None:
+    engine = SmallEngine(num_blocks=8, max_num_seqs=4)
+    for i in range(3):
+        engine.add(f"r{i}", prompt(i, 8), max_tokens=20)
+    while engine.core.stats().preemptions_total == 0:
+        waiting = engine.scheduler.num_waiting
+        engine.step()
+    assert engine.scheduler.num_waiting > waiting
+
+
+def test_a_preempted_request_waits_until_every_running_one_could_grow() -> None:
+    engine = SmallEngine(num_blocks=16, max_num_seqs=4)
+    for i in range(3):
+        engine.add(f"r{i}", prompt(i, 13), max_tokens=30)
+    engine.step()
+    engine.step()
+    engine.scheduler._preempt(engine.scheduler._requests["r2"])
+    assert not engine.blocks.try_admit("hog", [], num_tokens=4 * 20, capacity_tokens=4 * 20, keep_available=0)
+    hog = engine.blocks.num_blocks - engine.blocks.usage().in_use - 4 - 1
+    engine.blocks.try_admit("hog", [], num_tokens=4 * hog, capacity_tokens=4 * hog, keep_available=0)
+    plan = engine.scheduler.schedule()
+    assert [chunk.request_id for chunk in plan.chunks] == ["r0", "r1"]
 
 
 def test_a_request_that_fills_the_pool_alone_still_finishes() -> None:

@@ -1,8 +1,9 @@
-"""An executor that keeps token ids where a model keeps K/V, so that any paging fault changes the text.
+"""An executor that keeps chained hashes where a model keeps K/V, so that any paging fault changes the text.
 
-Every computed token is written into its block's slot together with its position. The next token is
-a hash of the whole context *as read back through the block table*: a block that was reused too
-early, shared wrongly, or never computed gives other tokens than ``expected_tokens``.
+The entry of a position is a hash of its token and of the entry *before it, as read through the block
+table*, because a model's K/V depends on the whole history. The next token is a hash of all entries of
+the context, read in the same way. A block that was reused too early, shared wrongly, published before
+it was computed, or never computed gives other tokens than ``expected_tokens``.
 """
 
 from __future__ import annotations
@@ -15,22 +16,33 @@ from engine.schedule import SampledToken, ScheduledChunk, SchedulerOutput, StepO
 VOCAB_SIZE = 1000
 
 
-def next_token(context: Sequence[int]) -> int:
-    """The token that the fake model draws after ``context``."""
-    digest = hashlib.blake2b(repr(list(context)).encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "little") % VOCAB_SIZE
+def _hash(*parts: object) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=6).digest(), "little")
+
+
+def _entries(tokens: Sequence[int]) -> list[int]:
+    entries: list[int] = []
+    for token in tokens:
+        entries.append(_hash(entries[-1] if entries else None, token))
+    return entries
+
+
+def next_token(entries: Sequence[int]) -> int:
+    """The token that the fake model draws after a context with these entries."""
+    return _hash(*entries) % VOCAB_SIZE
 
 
 def expected_tokens(prompt: Sequence[int], count: int) -> list[int]:
     """What the fake model generates for ``prompt`` when nothing goes wrong."""
-    context = list(prompt)
+    context, entries = list(prompt), _entries(prompt)
     for _ in range(count):
-        context.append(next_token(context))
+        context.append(next_token(entries))
+        entries.append(_hash(entries[-1], context[-1]))
     return context[len(prompt) :]
 
 
 class FakeKvExecutor:
-    """Executor over ``num_blocks`` blocks of ``block_size`` token slots."""
+    """Executor over ``num_blocks`` blocks of ``block_size`` slots."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_computed_tokens = 0
@@ -42,26 +54,28 @@ class FakeKvExecutor:
         self.max_batch = max(self.max_batch, len(plan.chunks))
         for chunk in plan.chunks:
             for offset, token in enumerate(chunk.token_ids):
-                self._write(chunk, chunk.start + offset, token)
+                self._compute(chunk, chunk.start + offset, token)
             self.num_computed_tokens += len(chunk.token_ids)
         return StepOutput(
             samples=tuple(self._sample(chunk) for chunk in plan.chunks if chunk.sample is not None)
         )
 
-    def _write(self, chunk: ScheduledChunk, position: int, token: int) -> None:
+    def _compute(self, chunk: ScheduledChunk, position: int, token: int) -> None:
+        before = self._read(chunk, position - 1) if position else None
         block = chunk.block_table[position // self._block_size]
-        self._slots[block][position % self._block_size] = token
+        self._slots[block][position % self._block_size] = _hash(before, token)
+
+    def _read(self, chunk: ScheduledChunk, position: int) -> int:
+        block = chunk.block_table[position // self._block_size]
+        entry = self._slots[block][position % self._block_size]
+        assert entry is not None, "read a slot that was never computed"
+        return entry
 
     def _sample(self, chunk: ScheduledChunk) -> SampledToken:
         length = chunk.start + len(chunk.token_ids)
         assert chunk.sample is not None
         assert chunk.sample.position == length
-        context = [
-            self._slots[chunk.block_table[position // self._block_size]][position % self._block_size]
-            for position in range(length)
-        ]
-        assert None not in context, "read a slot that was never computed"
-        token = next_token([token for token in context if token is not None])
+        token = next_token([self._read(chunk, position) for position in range(length)])
         if token in chunk.sample.banned_token_ids:
             token = VOCAB_SIZE - 1
         return SampledToken(request_id=chunk.request_id, token_id=token, logprobs=None)
