@@ -72,9 +72,10 @@ class EngineCore:
         return self._scheduler.request_ids()
 
     def step(self) -> StepReport:
-        """Advance every request that can be: schedule, execute, update."""
+        """Advance what can be advanced: schedule, execute, update. Call it only if ``has_work``."""
         started = self._clock()
         plan = self._scheduler.schedule()
+        assert plan.chunks, "work is pending, but nothing was scheduled"
         scheduled = self._clock()
         output = self._executor.execute(plan)
         executed = self._clock()

@@ -39,7 +39,11 @@ TRANSITIONS: dict[tuple[RequestStatus, RequestEvent], RequestStatus] = {
 
 
 class Request:
-    """A prompt, what was generated for it, and how many of those tokens have their KV computed."""
+    """A prompt, what was generated for it, and how many of those tokens have their KV computed.
+
+    ``num_given_way`` counts the preemptions in favour of another request, not those because its client
+    did not read; ``num_lost_tokens`` is what the last preemption threw away.
+    """
 
     __slots__ = (
         "_namer",
@@ -48,6 +52,7 @@ class Request:
         "max_total_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_given_way",
         "num_lost_tokens",
         "num_preemptions",
         "output_token_ids",
@@ -70,6 +75,7 @@ class Request:
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
+        self.num_given_way = 0
         self.num_lost_tokens = 0
         self.block_names: list[BlockHash] = []
         self._namer = namer

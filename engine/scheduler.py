@@ -4,9 +4,10 @@ Runs on: step thread, sole owner. Blocks: never; no torch, no clock. ``schedule`
 a value, someone else carries it out, ``update`` advances the state. The stages of ``schedule`` share
 one budget: running decodes, running prefills, then the parked and the waiting.
 
-Progress: a request is preempted only for an earlier one (or because its client does not read), and
-is admitted only with room for all its known tokens. After ``MAX_PREEMPTIONS`` it comes back with
-blocks for its whole length and is not preempted again.
+Progress: a request is preempted only for an earlier one, or because its client does not read, and is
+admitted only with room for all its known tokens. After ``MAX_PREEMPTIONS`` for others it comes back
+with blocks for its whole length, and then loses them only if its client does not read. A paused
+request takes no place in a step; the blocks it holds are the first to go.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from engine.request import Request, RequestEvent, RequestStatus
 from engine.schedule import SampledToken, SampleSpec, ScheduledChunk, SchedulerOutput, StepOutput
 from tiering.block_manager import BlockManager
 from tiering.hashing import BlockNamer, derive_salt
+from tiering.types import BlockHash
 
 MAX_PREEMPTIONS = 4
 
@@ -151,7 +153,7 @@ class Scheduler:
 
     def _admit(self, budget: StepBudget, chunks: list[ScheduledChunk]) -> None:
         for request in self._candidates():
-            if budget.exhausted or len(self._running) >= self._config.max_num_seqs:
+            if budget.exhausted or self._num_active() >= self._config.max_num_seqs:
                 return
             if not self._try_admit(request):
                 return
@@ -163,6 +165,9 @@ class Scheduler:
         yield from (request for request in parked if not request.paused)
         while self._waiting:
             yield next(iter(self._waiting.values()))
+
+    def _num_active(self) -> int:
+        return sum(not request.paused for request in self._running.values())
 
     def _next_chunk(self, request: Request, budget: StepBudget) -> ScheduledChunk:
         start = request.num_computed_tokens
@@ -214,7 +219,7 @@ class Scheduler:
         return max(paused, key=lambda request: request.arrival_index, default=None)
 
     def _has_whole_length(self, request: Request) -> bool:
-        return request.num_preemptions >= MAX_PREEMPTIONS
+        return request.num_given_way >= MAX_PREEMPTIONS
 
     def _preempt(self, request: Request) -> None:
         request.move(RequestEvent.PREEMPT)
@@ -223,6 +228,7 @@ class Scheduler:
         request.num_lost_tokens = request.num_computed_tokens
         request.num_computed_tokens = 0
         request.num_preemptions += 1
+        request.num_given_way += not request.paused
         self._parked[request.request_id] = request
         self.totals.preemptions += 1
 
@@ -230,7 +236,7 @@ class Scheduler:
         """Give a queued request its blocks, taking them from slow readers if that is what it takes."""
         whole = self._has_whole_length(request)
         capacity = request.max_total_tokens if whole else request.num_tokens
-        names = request.name_blocks(request.num_tokens)
+        names = self._names(request, request.num_tokens)
         while True:
             admission = self._blocks.try_admit(
                 request.request_id,
@@ -270,30 +276,24 @@ class Scheduler:
 
     def update(self, plan: SchedulerOutput, output: StepOutput) -> tuple[TokenDelta, ...]:
         """Take in what a step computed: publish full blocks, append tokens, finish requests."""
+        failed = {sample.request_id for sample in output.samples if sample.token_id is None}
         for chunk in plan.chunks:
-            request = self._requests.get(chunk.request_id)
-            if request is not None and request.status is RequestStatus.RUNNING:
-                self._advance(request, chunk.start + len(chunk.token_ids))
-        deltas = (self._accept(sample) for sample in output.samples)
-        return tuple(delta for delta in deltas if delta is not None)
+            if chunk.request_id not in failed:
+                self._advance(self._requests[chunk.request_id], chunk.start + len(chunk.token_ids))
+        return tuple(self._accept(sample) for sample in output.samples)
 
     def _advance(self, request: Request, num_computed_tokens: int) -> None:
         request.num_computed_tokens = num_computed_tokens
-        names = request.name_blocks(num_computed_tokens)
         num_full = num_computed_tokens // self._blocks.block_size
-        self._blocks.publish(request.request_id, names, num_full)
+        self._blocks.publish(request.request_id, self._names(request, num_computed_tokens), num_full)
 
-    def _accept(self, sample: SampledToken) -> TokenDelta | None:
-        request = self._requests.get(sample.request_id)
-        if request is None:
-            return None
+    def _names(self, request: Request, num_tokens: int) -> Sequence[BlockHash]:
+        return request.name_blocks(num_tokens) if self._blocks.prefix_caching else ()
+
+    def _accept(self, sample: SampledToken) -> TokenDelta:
+        request = self._requests[sample.request_id]
         if sample.token_id is None:
-            self._finish(request)
-            return TokenDelta(
-                request_id=request.request_id,
-                finish_reason=FinishReason.ERROR,
-                error="The model produced logits that are not finite for this request.",
-            )
+            return self._fail(request)
         request.output_token_ids.append(sample.token_id)
         self.totals.generated_tokens += 1
         reason = request.finish_reason_after(sample.token_id, self._stop_token_ids)
@@ -308,9 +308,22 @@ class Scheduler:
             num_cached_tokens=request.num_cached_tokens,
         )
 
+    def _fail(self, request: Request) -> TokenDelta:
+        """End a request whose logits are not finite. Its K/V may be to blame, so nobody may share it."""
+        self._blocks.discard(request.request_id)
+        self._forget(request)
+        return TokenDelta(
+            request_id=request.request_id,
+            finish_reason=FinishReason.ERROR,
+            error="The model produced logits that are not finite for this request.",
+        )
+
     def _finish(self, request: Request) -> None:
         if request.status is RequestStatus.RUNNING:
             self._blocks.release(request.request_id)
+        self._forget(request)
+
+    def _forget(self, request: Request) -> None:
         request.move(RequestEvent.FINISH)
         self._num_paused -= request.paused
         del self._requests[request.request_id]

@@ -98,17 +98,32 @@ def test_use_makes_a_block_recent() -> None:
     assert blocks.pool.lookup(NAMES[0]) is not None
 
 
-def test_two_sequences_that_fill_the_same_content_keep_one_name() -> None:
+def test_two_sequences_that_fill_the_same_content_end_up_sharing_it() -> None:
     blocks = manager()
     for name in ("a", "b"):
-        admit(blocks, name, 8, NAMES[:2])
+        admit(blocks, name, 9, NAMES[:2])
     for name in ("a", "b"):
         blocks.publish(name, NAMES[:2], 2)
+    assert blocks.block_table("a")[:2] == blocks.block_table("b")[:2]
+    assert blocks.usage().in_use == 4
     assert integrity.check(blocks) == []
     blocks.release("a")
+    assert integrity.check(blocks) == []
     blocks.release("b")
     assert blocks.usage().cached == 2
     assert blocks.usage().free == 6
+    assert integrity.check(blocks) == []
+
+
+def test_discarded_blocks_are_found_by_nobody_but_shared_ones_stay() -> None:
+    blocks = manager(12)
+    admit(blocks, "a", 12, NAMES[:3])
+    blocks.publish("a", NAMES[:3], 3)
+    admit(blocks, "b", 5, NAMES[:1])
+    blocks.discard("a")
+    assert blocks.pool.lookup(NAMES[0]) == blocks.block_table("b")[0]
+    assert blocks.pool.lookup(NAMES[1]) is None
+    assert blocks.pool.evictions_total == 0
     assert integrity.check(blocks) == []
 
 

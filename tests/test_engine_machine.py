@@ -77,8 +77,7 @@ class EngineMachine(RuleBasedStateMachine):
     def step(self, count: int) -> None:
         for _ in range(count):
             if self.engine.core.has_work():
-                report = self.engine.step()
-                assert report.stats.num_running or report.deltas, "a step that advanced nothing"
+                self.engine.step()
         self.live = [name for name in self.live if name not in self.engine.finished]
 
     @invariant()

@@ -340,6 +340,53 @@ def test_a_paused_request_is_the_first_to_lose_its_blocks() -> None:
     assert engine.tokens["slow"] == expected_tokens(prompt(1, 12), 8)
 
 
+def test_paused_requests_take_no_place_in_the_batch() -> None:
+    engine = SmallEngine(num_blocks=100, max_num_seqs=2)
+    for name in ("a", "b", "c"):
+        engine.add(name, prompt(ord(name), 5), max_tokens=3)
+    engine.step()
+    engine.core.pause("a")
+    engine.core.pause("b")
+    engine.run()
+    assert engine.finished == {"c": FinishReason.LENGTH}
+    for name in ("a", "b"):
+        engine.core.resume(name)
+    engine.run()
+    for name in ("a", "b", "c"):
+        assert engine.tokens[name] == expected_tokens(prompt(ord(name), 5), 3)
+
+
+def test_reading_slowly_earns_no_privilege() -> None:
+    engine = SmallEngine(num_blocks=8)
+    engine.add("slow", prompt(1, 5), max_tokens=20)
+    for i in range(MAX_PREEMPTIONS + 2):
+        engine.step()
+        engine.core.pause("slow")
+        engine.add(f"r{i}", prompt(2 + i, 20), max_tokens=8)
+        engine.run()
+        engine.core.resume("slow")
+    engine.step()
+    assert len(engine.blocks.block_table("slow")) < engine.blocks.blocks_for(5 + 20)
+    engine.run()
+    assert engine.tokens["slow"] == expected_tokens(prompt(1, 5), 20)
+
+
+def test_blocks_of_a_request_that_broke_are_shared_with_nobody() -> None:
+    engine = SmallEngine(max_num_batched_tokens=8)
+    engine.executor.broken.add("bad")
+    engine.add("bad", prompt(1, 20), max_tokens=3)
+    engine.add("other", prompt(5, 3), max_tokens=3)
+    engine.run()
+    assert engine.finished["bad"] is FinishReason.ERROR
+    assert "finite" in engine.errors["bad"]
+    assert engine.tokens["other"] == expected_tokens(prompt(5, 3), 3)
+    engine.add("good", prompt(1, 20), max_tokens=3)
+    engine.run()
+    assert engine.cached["good"] == 0
+    assert engine.tokens["good"] == expected_tokens(prompt(1, 20), 3)
+    engine.assert_idle()
+
+
 def test_a_request_paused_while_it_waits_blocks_nobody() -> None:
     engine = SmallEngine(max_num_seqs=1)
     for name in ("a", "b", "c"):

@@ -31,7 +31,7 @@ class BlockManager:
     ) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks, eviction)
-        self._prefix_caching = prefix_caching
+        self.prefix_caching = prefix_caching
         self._tables: dict[str, BlockTable] = {}
 
     @property
@@ -97,17 +97,34 @@ class BlockManager:
     def publish(self, sequence_id: str, names: Sequence[BlockHash], num_full: int) -> None:
         """Name the sequence's first ``num_full`` blocks, which the compute has now filled.
 
-        Blocks named before are skipped. A block whose name is taken already stays unnamed.
+        Blocks named before are skipped. Where another block has the name already, the sequence takes
+        that one and gives up its own: they hold the same content.
         """
         table = self._tables[sequence_id]
-        if self._prefix_caching:
+        if self.prefix_caching:
             for index in range(table.num_published, num_full):
-                self.pool.publish(table.blocks[index], names[index])
+                table.blocks[index] = self._settle(table.blocks[index], names[index])
         table.num_published = max(table.num_published, num_full)
 
     def release(self, sequence_id: str) -> None:
         """Give up a sequence's blocks, the last one first. Named ones stay cached."""
         self.pool.release(reversed(self._tables.pop(sequence_id).blocks))
+
+    def discard(self, sequence_id: str) -> None:
+        """Give up a sequence's blocks whose content is not to be trusted: nobody shall find them."""
+        blocks = self._tables.pop(sequence_id).blocks
+        self.pool.release(reversed(blocks))
+        self.pool.drop(reversed(blocks))
+
+    def _settle(self, block: BlockId, name: BlockHash) -> BlockId:
+        """The one block with this name from now on, referenced by the sequence that filled ``block``."""
+        named = self.pool.lookup(name)
+        if named is None:
+            self.pool.publish(block, name)
+            return block
+        self.pool.acquire(named)
+        self.pool.release((block,))
+        return named
 
     def _match(self, names: Sequence[BlockHash], limit: int) -> list[BlockId]:
         hits: list[BlockId] = []

@@ -71,17 +71,12 @@ class BlockPool:
             self._eviction.remove(block)
         self._ref_count[block] += 1
 
-    def publish(self, block: BlockId, name: BlockHash) -> bool:
-        """Name a full block, so that others may find it.
-
-        False if another block already has that name: this one stays private to its sequence.
-        """
-        if name in self._index:
-            return False
+    def publish(self, block: BlockId, name: BlockHash) -> None:
+        """Name a full FILLING block, so that others may find it. No other block may have the name."""
+        assert name not in self._index
         self._move(block, BlockEvent.PUBLISH)
         self._name[block] = name
         self._index[name] = block
-        return True
 
     def release(self, blocks: Iterable[BlockId]) -> None:
         """Drop one reference from each block, in the given order (pass the last block first).
@@ -99,6 +94,14 @@ class BlockPool:
                 self._move(block, BlockEvent.DISCARD)
                 self._free.append(block)
 
+    def drop(self, blocks: Iterable[BlockId]) -> None:
+        """Forget cached blocks whose content is not to be trusted; those still referenced are kept."""
+        self._free_cached(
+            block
+            for block in blocks
+            if self._ref_count[block] == 0 and self._state[block] is BlockState.READY
+        )
+
     def free_blocks(self) -> Sequence[BlockId]:
         """The free list, for recounts."""
         return tuple(self._free)
@@ -111,14 +114,17 @@ class BlockPool:
         """The index from name to block, for recounts."""
         return iter(self._index.items())
 
-    def _evict(self, blocks: Iterable[BlockId]) -> None:
+    def _evict(self, blocks: Sequence[BlockId]) -> None:
+        self._free_cached(blocks)
+        self.evictions_total += len(blocks)
+
+    def _free_cached(self, blocks: Iterable[BlockId]) -> None:
         for block in blocks:
             assert self._ref_count[block] == 0
             del self._index[self._name.pop(block)]
             self._eviction.remove(block)
             self._move(block, BlockEvent.EVICT)
             self._free.append(block)
-            self.evictions_total += 1
 
     def _move(self, block: BlockId, event: BlockEvent) -> None:
         self._state[block] = next_state(self._state[block], event)

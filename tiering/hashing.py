@@ -1,9 +1,9 @@
 """Names of KV blocks: a keyed hash chained over salt, parent name and token ids.
 
-Two blocks with one name hold the same KV bytes, so whatever the bytes depend on must be in the
-salt: the tenant under the server's secret, the weights, the model configuration, the KV dtype and
-layout, the compute path. 128-bit keyed BLAKE2b (RFC 7693): without the key nobody can construct two
-histories with one name.
+Two blocks with one name hold the same KV bytes, so the salt must cover whatever the bytes depend on
+beside the tokens. A pool that lives and dies with one loaded model needs only the tenant, under a
+secret of the server; one that outlives it needs weights, configuration, dtype and layout too. 128-bit
+keyed BLAKE2b (RFC 7693): without the key nobody can construct two histories with one name.
 """
 
 from __future__ import annotations

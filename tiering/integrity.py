@@ -1,6 +1,6 @@
 """Recounts everything a block manager believes, from scratch.
 
-Run when idle, on request, and after every step of every test. O(blocks + table entries).
+Run on request, and after every step of every scheduler test. O(blocks + table entries).
 """
 
 from __future__ import annotations

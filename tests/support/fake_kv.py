@@ -47,6 +47,7 @@ class FakeKvExecutor:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_computed_tokens = 0
         self.max_batch = 0
+        self.broken: set[str] = set()  # requests whose logits shall not be finite
         self._slots: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
         self._block_size = block_size
 
@@ -75,6 +76,8 @@ class FakeKvExecutor:
         length = chunk.start + len(chunk.token_ids)
         assert chunk.sample is not None
         assert chunk.sample.position == length
+        if chunk.request_id in self.broken:
+            return SampledToken(request_id=chunk.request_id, token_id=None, logprobs=None)
         token = next_token([self._read(chunk, position) for position in range(length)])
         if token in chunk.sample.banned_token_ids:
             token = VOCAB_SIZE - 1

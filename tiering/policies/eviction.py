@@ -41,7 +41,7 @@ class EvictionPolicy(Protocol):
 class LruEviction:
     """Least recently used, leaf first.
 
-    A table that refers to a block refers to all blocks before it, and tables are released from
+    A table that refers to a block refers to all named blocks before it, and tables are released from
     their end, so the order in which blocks lose their last reference is already leaf first: a child
     never outlives its parent in the queue. All operations are O(1) per block.
     """
