@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import logging
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -37,9 +39,17 @@ from engine.wire import FrameDecoder, WireError, encode_frame
 
 logger = logging.getLogger(__name__)
 
+_SEND_BUFFER_BYTES = 16 * 2**20
+_CLOSE_TIMEOUT_S = 10
+_LAST_WORDS_TIMEOUT_S = 2
+
 
 class EngineDeadError(RuntimeError):
     """The engine process is gone; everything it was generating is lost."""
+
+
+class EngineBusyError(RuntimeError):
+    """The engine does not take in what it was sent; try again later."""
 
 
 class EngineHealth(enum.Enum):
@@ -69,7 +79,8 @@ class Engine(Protocol):
 
     All methods run on the event loop. ``submit``, ``abort``, ``pause`` and ``resume`` return at
     once. After ``abort`` the sink gets nothing more. ``abort``, ``pause`` and ``resume`` of an
-    unknown id do nothing. ``submit`` raises EngineDeadError if the engine is gone.
+    unknown id do nothing. ``submit`` raises EngineDeadError if the engine is gone, and EngineBusyError
+    if it is so far behind that nothing more should be sent.
     """
 
     @property
@@ -108,16 +119,28 @@ class EngineStartError(RuntimeError):
 
 
 class _Link(asyncio.Protocol):
-    """Bytes of the socket to events, and back. All calls on the event loop."""
+    """Bytes of the socket to events, and back. All calls on the event loop.
+
+    Bound: past ``_SEND_BUFFER_BYTES`` of unsent data ``is_congested`` is set, and the client sends no new
+    requests; what is small (aborts, resumes) still goes.
+    """
 
     def __init__(self, on_event: Callable[[FromEngine], None], on_closed: Callable[[str], None]) -> None:
         self._on_event = on_event
         self._on_closed = on_closed
         self._decoder = FrameDecoder(FromEngine)
         self._transport: asyncio.Transport | None = None
+        self.is_congested = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses of it
+        self._transport.set_write_buffer_limits(high=_SEND_BUFFER_BYTES)
+
+    def pause_writing(self) -> None:
+        self.is_congested = True
+
+    def resume_writing(self) -> None:
+        self.is_congested = False
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -150,8 +173,9 @@ class EngineClient:
         self._loop = loop
         self._on_progress = on_progress
         self._watch = ProgressWatch(stall_timeout_s)
-        self._link = _Link(self._receive, self._die)
+        self._link = _Link(self._receive, self._lose)
         self._process: asyncio.subprocess.Process | None = None
+        self._burial: asyncio.Task[None] | None = None
         self._epoch = 0
         self._ready: asyncio.Future[EngineInfo] = loop.create_future()
         self._dead: asyncio.Future[str] = loop.create_future()
@@ -177,20 +201,31 @@ class EngineClient:
         ``module`` is what the process runs; ``stall_timeout_s`` is when ``health`` turns STALLED.
         """
         client = cls(stall_timeout_s=stall_timeout_s, on_progress=on_progress)
+        try:
+            await client._launch(config, module)
+            await client._ready
+        except BaseException as error:
+            await client.close()
+            if isinstance(error, UnicodeEncodeError):
+                message = "A setting has characters that are not valid UTF-8."
+                raise EngineStartError(message, is_user_error=True) from error
+            raise
+        return client
+
+    async def _launch(self, config: EngineConfig, module: str) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
-            client._process = await asyncio.create_subprocess_exec(
+        try:
+            self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", module, str(theirs.fileno()),
                 pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL,
             )  # fmt: skip
-        await client._loop.create_connection(lambda: client._link, sock=ours)
-        client._send(Configure(config))
-        try:
-            await client._ready
+            await self._loop.create_connection(lambda: self._link, sock=ours)
         except BaseException:
-            await client.close()
+            ours.close()
             raise
-        return client
+        finally:
+            theirs.close()
+        self._send(Configure(config))
 
     @property
     def info(self) -> EngineInfo:
@@ -209,6 +244,8 @@ class EngineClient:
     def submit(self, request: AddRequest, sink: DeltaSink) -> None:
         if self._dead.done():
             raise EngineDeadError(self._dead.result())
+        if self._link.is_congested:
+            raise EngineBusyError("The engine is far behind; try again later.")
         assert request.request_id not in self._sinks
         self._sinks[request.request_id] = sink
         self._note_pending()
@@ -253,16 +290,30 @@ class EngineClient:
     async def close(self) -> None:
         """End the process: politely, then by force. Requests still running get EngineDeadError."""
         self._closing = True
-        self._send(Shutdown())
-        assert self._process is not None
-        try:
-            await asyncio.wait_for(self._process.wait(), timeout=10)
-        except TimeoutError:
-            logger.warning("the engine did not leave within 10 s and is killed")
-            self._process.kill()
-            await self._process.wait()
+        if self._process is not None:
+            await self._end(self._process)
         self._link.close()
         self._die("it was shut down")
+        if self._burial is not None:
+            await self._burial
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        """A loading engine reads no messages and has nothing to lose, so it is not asked."""
+        try:
+            if self._is_loading:
+                raise TimeoutError
+            self._send(Shutdown())
+            await asyncio.wait_for(process.wait(), _CLOSE_TIMEOUT_S)
+        except TimeoutError:
+            if not self._is_loading:
+                logger.warning("the engine did not leave within %d s and is killed", _CLOSE_TIMEOUT_S)
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    @property
+    def _is_loading(self) -> bool:
+        return not self._ready.done() or self._ready.cancelled()
 
     def _send(self, command: EngineCommand) -> None:
         if not self._dead.done():
@@ -319,6 +370,17 @@ class EngineClient:
         if not self._ready.done():
             self._ready.set_exception(EngineStartError(message, is_user_error=is_user_error))
 
+    def _lose(self, reason: str) -> None:
+        """The connection is gone. Find out how the process ended, then let the streams know."""
+        if not self._dead.done() and self._burial is None:
+            self._burial = self._loop.create_task(self._bury(reason), name="tidegate-engine-burial")
+
+    async def _bury(self, reason: str) -> None:
+        assert self._process is not None
+        with contextlib.suppress(TimeoutError):
+            reason = _how_it_ended(await asyncio.wait_for(self._process.wait(), _LAST_WORDS_TIMEOUT_S))
+        self._die(reason)
+
     def _die(self, reason: str) -> None:
         """Once: every stream gets its error, everyone who waits an answer."""
         if self._dead.done():
@@ -337,3 +399,9 @@ class EngineClient:
             if not answer.done():
                 answer.set_exception(error)
         self._checks.clear()
+
+
+def _how_it_ended(exit_status: int) -> str:
+    if exit_status < 0:
+        return f"its process was killed by {signal.Signals(-exit_status).name}"
+    return f"its process ended with exit status {exit_status}"

@@ -79,6 +79,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | None = None
     enable_prefix_caching: bool = True
     cache_secret: bytes = b""
+    log_level: str = "info"
 
 
 @dataclass(frozen=True, slots=True)

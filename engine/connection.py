@@ -3,11 +3,13 @@
 Runs on: threads ``engine-read`` and ``engine-write``, which only decode and encode; everything else
 is called by the step thread. At its bound the inbox stops reading (the kernel's socket buffer then
 holds the gateway back) and the outbox makes the step thread wait. Once the peer is gone nothing
-blocks: what is sent is dropped and ``get`` answers None.
+blocks: what is sent is dropped and ``get`` answers None. A gateway that is alive but has stopped reading
+holds up the step thread, and only that: ``close`` gives up on it after its time-out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import socket
@@ -61,8 +63,9 @@ class EngineConnection:
         self._outbox.put(event)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Send what is queued, then close the socket."""
-        self._outbox.put(None)
+        """Send what is queued, for at most ``timeout_s``, then close the socket."""
+        with contextlib.suppress(queue.Full):
+            self._outbox.put(None, timeout=timeout_s)
         self._writer.join(timeout_s)
         self._closed.set()
         self._sock.close()
@@ -89,3 +92,7 @@ class EngineConnection:
                 self._sock.sendall(encode_frame(FromEngine(self._epoch, event)))
             except OSError:
                 self._closed.set()
+            except Exception:
+                logger.exception("a message cannot be sent; the gateway is cut off")
+                self._closed.set()
+                self._sock.shutdown(socket.SHUT_RDWR)

@@ -20,7 +20,6 @@ class FinishReason(enum.StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
-    ABORT = "abort"
     ERROR = "error"
 
 
@@ -188,7 +187,8 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What was loaded. ``tokenizer_dir`` holds ``tokenizer.json``; ``stop_token_ids`` end a text.
 
-    ``kv_bytes`` is what the device pool takes; ``notes`` are sentences that ``tidegate doctor`` and
+    ``kv_bytes`` is what the device pool takes; ``memory_*_bytes`` are of the memory it is in, before
+    loading, within the control group's limit; ``notes`` are sentences that ``tidegate doctor`` and
     the start-up log show (fallbacks chosen, settings without effect).
     """
 
@@ -203,6 +203,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     kv_bytes: int
     weight_bytes: int
+    memory_total_bytes: int
+    memory_available_bytes: int
     threads: int
     attention_backend: str
     tokenizer_dir: str
@@ -239,10 +241,9 @@ class IntegrityReport(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag=True):
-    """The step loop raised; the engine is about to exit. ``request_ids`` were in flight."""
+    """The step loop raised; the engine is about to exit."""
 
     message: str
-    request_ids: tuple[str, ...]
 
 
 EngineEvent = StepReport | LoadProgress | Ready | LoadFailed | IntegrityReport | EngineFailed

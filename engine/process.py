@@ -112,7 +112,7 @@ def _load(connection: EngineConnection, config: EngineConfig, build: CoreBuilder
 
     def on_progress(phase: str, done: int, total: int) -> None:
         if connection.is_closed:
-            raise SystemExit(0)
+            os._exit(0)  # nobody waits for this model any more
         connection.send(LoadProgress(phase, done, total))
 
     try:
@@ -135,20 +135,21 @@ def _serve(connection: EngineConnection, core: EngineCore) -> int:
         EngineServer(connection, core).run()
     except Exception as error:
         logger.exception("the step loop failed")
-        connection.send(EngineFailed(f"{type(error).__name__}: {error}", core.request_ids()))
+        connection.send(EngineFailed(f"{type(error).__name__}: {error}"))
         return 1
     return 0
 
 
 def main(argv: Sequence[str], build: CoreBuilder = _build_real_core) -> int:
     """Run one engine over the inherited socket with file descriptor ``argv[0]``."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s engine: %(message)s")
+    logging.basicConfig(format="%(asctime)s %(levelname)s engine: %(message)s")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     connection = EngineConnection(socket.socket(fileno=int(argv[0])), epoch=secrets.randbits(62) + 1)
     first = connection.get()
     status = 1
     if isinstance(first, Configure):
+        logging.getLogger().setLevel(first.config.log_level.upper())
         core = _load(connection, first.config, build)
         status = 1 if core is None else _serve(connection, core)
     connection.close()

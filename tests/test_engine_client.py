@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.client import EngineClient, EngineDeadError, EngineHealth, EngineStartError
+from engine.client import EngineBusyError, EngineClient, EngineDeadError, EngineHealth, EngineStartError
 from engine.config import EngineConfig
 from engine.messages import AddRequest, FinishReason, LoadProgress, SamplingParams, StepReport, TokenDelta
 from tests.support.fake_kv import expected_tokens
@@ -198,12 +198,48 @@ async def test_death_reaches_every_request_and_is_logged_with_their_ids(
             await asyncio.wait_for(sink.done.wait(), 10)
             assert isinstance(sink.error, EngineDeadError)
     assert all(f"lost-{i}" in caplog.text for i in range(3))
+    assert "SIGKILL" in caplog.text
     assert client.health() is EngineHealth.DEAD
     assert await client.wait_dead()
     with pytest.raises(EngineDeadError):
         client.submit(request("late", [1]), Collector())
     with pytest.raises(EngineDeadError):
         await client.check_integrity()
+
+
+async def test_leaving_while_the_engine_loads_does_not_wait_for_it(start: Start) -> None:
+    loading = asyncio.ensure_future(start("slow-load"))
+    await asyncio.sleep(0.3)
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(loading, 5)
+
+
+async def test_settings_that_are_not_text_are_a_user_error(start: Start) -> None:
+    with pytest.raises(EngineStartError, match="UTF-8") as caught:
+        await start("/tmp/\udcff")
+    assert caught.value.is_user_error
+
+
+async def test_an_engine_that_takes_nothing_in_is_sent_nothing_more(start: Start) -> None:
+    client = await start("fake:0.001")
+    os.kill(client.process_id, signal.SIGSTOP)
+    try:
+        sent = 0
+        while not client._link.is_congested:
+            client.submit(request(f"r{sent}", [1] * 50_000), Collector())
+            sent += 1
+            assert sent < 1000
+        with pytest.raises(EngineBusyError):
+            client.submit(request("one-more", [1]), Collector())
+    finally:
+        os.kill(client.process_id, signal.SIGCONT)
+    async with asyncio.timeout(30):
+        while client._link.is_congested:
+            await asyncio.sleep(0.02)
+    sink = Collector()
+    client.submit(request("late", [1]), sink)
+    await asyncio.wait_for(sink.done.wait(), 30)
 
 
 async def test_a_step_that_raises_ends_the_engine_with_its_reason(start: Start) -> None:

@@ -64,7 +64,7 @@ def test_events_round_trip() -> None:
     events = [
         StepReport(step=4, deltas=(delta,), stats=EngineStats(num_running=1), stage_seconds={"execute": 0.5}),
         LoadProgress("weights", 1, 2),
-        EngineFailed("why", ("a", "b")),
+        EngineFailed("why"),
     ]
     decoder = FrameDecoder(FromEngine)
     frames = b"".join(encode_frame(FromEngine(1, event)) for event in events)

@@ -68,13 +68,11 @@ def _has_native_bf16() -> bool:
 
 def pool_bytes(size: MemorySize | None, device: torch.device) -> int:
     """Bytes of the device tier. Raises ConfigError if the device has not that much available."""
-    memory = _memory(device)
+    memory = device_memory(device)
     if size is None:
-        return int(
-            _DEFAULT_HBM_SHARE * memory.available
-            if device.type == "cuda"
-            else _DEFAULT_RAM_SHARE * memory.total
-        )
+        if device.type == "cuda":
+            return int(_DEFAULT_HBM_SHARE * memory.available)
+        return int(min(_DEFAULT_RAM_SHARE * memory.total, memory.available))
     wanted = size.resolve(memory.total)
     if wanted > memory.available:
         raise ConfigError(
@@ -85,22 +83,24 @@ def pool_bytes(size: MemorySize | None, device: torch.device) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Memory:
+class DeviceMemory:
+    """Bytes."""
+
     total: int
     available: int
 
 
-def _memory(device: torch.device) -> _Memory:
+def device_memory(device: torch.device) -> DeviceMemory:
     """Bytes of the device's memory; for RAM, within the control group's limit."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        return _Memory(total, free)
+        return DeviceMemory(total, free)
     fields = {
         line.split(":")[0]: int(line.split()[1]) * 1024
         for line in Path("/proc/meminfo").read_text().splitlines()
     }
     limit = _control_group_limit()
-    return _Memory(min(fields["MemTotal"], limit), min(fields["MemAvailable"], limit))
+    return DeviceMemory(min(fields["MemTotal"], limit), min(fields["MemAvailable"], limit))
 
 
 def _control_group_limit() -> int:

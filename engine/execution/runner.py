@@ -15,7 +15,7 @@ from engine.attention.base import AttentionBackend, AttentionShape
 from engine.attention.reference import ReferenceAttention
 from engine.config import ConfigError, EngineConfig, ModelConfig
 from engine.execution.batch import build_model_input
-from engine.execution.hardware import Hardware, choose_hardware, pool_bytes
+from engine.execution.hardware import Hardware, choose_hardware, device_memory, pool_bytes
 from engine.execution.sampler import sample
 from engine.loading.checkpoint import open_checkpoint
 from engine.loading.tokenizer import prepare_tokenizer
@@ -28,6 +28,7 @@ from tiering.memory.device_pool import allocate_device_pool
 from tiering.memory.layout import KVLayout
 
 Progress = Callable[[str, int, int], None]
+_WARM_UP_TOKENS = 3  # positions that the warm-up computes, be the window ever so short
 _LEAST_USEFUL_WINDOW = 256  # a pool that cuts the model's window to less than this is taken for a mistake
 
 
@@ -68,6 +69,7 @@ class LoadedRunner:
 def load_runner(config: EngineConfig, on_progress: Progress) -> LoadedRunner:
     """Load model and tokenizer, allocate the pool, warm up. Raises ConfigError for the user's errors."""
     hardware = choose_hardware(config)
+    memory = device_memory(hardware.device)
     torch.set_num_threads(hardware.threads)
     checkpoint = open_checkpoint(config.model, config.load_format, config.seed)
     _check_window(config.max_model_len, checkpoint.config)
@@ -78,7 +80,7 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> LoadedRunner:
     window = _Window.fit(config, checkpoint.config, hardware)
     pool = allocate_device_pool(window.layout, window.num_blocks, hardware.dtype, hardware.device)
     attention = _attention_backend(pool, checkpoint.config, window, hardware)
-    rope = RopeTable(checkpoint.config, window.max_model_len, hardware.device)
+    rope = RopeTable(checkpoint.config, max(window.max_model_len, _WARM_UP_TOKENS), hardware.device)
     runner = ModelRunner(LlamaModel(weights, rope, attention), config.block_size, hardware.device)
     _warm_up(runner)
     model = checkpoint.config
@@ -96,6 +98,8 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> LoadedRunner:
             num_blocks=window.num_blocks,
             kv_bytes=window.num_blocks * window.layout.block_bytes,
             weight_bytes=sum(tensor.nbytes for tensor in weights.tensors()),
+            memory_total_bytes=memory.total,
+            memory_available_bytes=memory.available,
             threads=hardware.threads,
             attention_backend=attention.name,
             tokenizer_dir=str(tokenizer.directory),

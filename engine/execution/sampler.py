@@ -19,6 +19,7 @@ from engine.messages import SamplingParams, TokenLogprobs
 from engine.schedule import SampleSpec
 
 _PREFIX = 512  # how many of the most likely tokens are tried before the whole vocabulary is sorted
+_COLDEST = 1e-30  # below it a temperature is as good as this one, and would soon be zero in float32
 
 
 def sample(
@@ -113,7 +114,7 @@ def _draw(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[int]:
 
 
 def _draw_random(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[int]:
-    temperature = _column(specs, lambda params: params.temperature, logits.device)
+    temperature = _column(specs, lambda params: max(params.temperature, _COLDEST), logits.device)
     probabilities = torch.softmax((logits - logits.amax(dim=1, keepdim=True)) / temperature, dim=1)
     probabilities = _without_unlikely(probabilities, specs)
     seeds = np.array([spec.params.seed for spec in specs], dtype=np.uint64)
@@ -122,12 +123,16 @@ def _draw_random(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[int]
 
 
 def _inverse_cdf(probabilities: torch.Tensor, numbers: npt.NDArray[np.float64]) -> list[int]:
-    """The token at which the running sum of each row passes its number. Rows need not sum to one."""
+    """The token at which the running sum of each row passes its number. Rows need not sum to one.
+
+    A row of NaN, which the caller discards, gives the last token: always one of the vocabulary.
+    """
     sums = probabilities.double().cumsum(dim=1)
     totals = sums[:, -1:].contiguous()
     targets = torch.from_numpy(numbers).to(sums.device)[:, None] * totals
     targets = torch.minimum(targets, torch.nextafter(totals, torch.zeros_like(totals)))
-    tokens: list[int] = torch.searchsorted(sums, targets, right=True)[:, 0].tolist()
+    found = torch.searchsorted(sums, targets, right=True)[:, 0]
+    tokens: list[int] = found.clamp_(max=sums.shape[1] - 1).tolist()
     return tokens
 
 
@@ -153,17 +158,19 @@ def _nucleus(probabilities: torch.Tensor, specs: Sequence[SampleSpec], prefix: i
     vocab_size, device = probabilities.shape[1], probabilities.device
     prefix = min(prefix, vocab_size)
     values, indices = probabilities.topk(prefix, dim=1)
-    limits = [spec.params.top_k or vocab_size for spec in specs]
+    limits = [min(spec.params.top_k or vocab_size, vocab_size) for spec in specs]
     limit = torch.tensor(limits, device=device)[:, None]
-    values = values.where(torch.arange(prefix, device=device) < limit, 0)
-    whole = torch.where(
-        limit < prefix, values.sum(dim=1, keepdim=True), probabilities.sum(dim=1, keepdim=True)
-    )
-    wanted = _column(specs, lambda params: params.top_p, device) * whole
-    before = values.cumsum(dim=1) - values
-    kept = torch.zeros_like(probabilities).scatter_(1, indices, values.where(before < wanted, 0))
+    rank = torch.arange(prefix, device=device)
+    values = values.where(rank < limit, 0)
+    sums = values.double().cumsum(dim=1)
+    # Running sums, because sum() adds up a lone row in another order than one among others.
+    whole = torch.where(limit <= prefix, sums[:, -1:], probabilities.double().cumsum(dim=1)[:, -1:])
+    wanted = _column(specs, lambda params: params.top_p if params.top_p < 1 else np.inf, device) * whole
+    kept_values = values.where((sums - values < wanted) | (rank == 0), 0)
+    kept = torch.zeros_like(probabilities).scatter_(1, indices, kept_values)
     if prefix < vocab_size:
-        reached = (before[:, -1:] + values[:, -1:] >= wanted) | (limit <= prefix)
+        is_whole_known = (limit <= prefix) | (limit == vocab_size)
+        reached = is_whole_known & ((limit <= prefix) | (sums[:, -1:] >= wanted))
         short = [row for row, enough in enumerate(reached[:, 0].tolist()) if not enough]
         if short:
             kept[short] = _nucleus(probabilities[short], [specs[row] for row in short], vocab_size)

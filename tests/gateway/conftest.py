@@ -1,24 +1,16 @@
-"""Fixtures of the gateway tests: uvloop, a detector of blocking calls, and a gateway per test."""
+"""Fixtures of the gateway tests: a detector of blocking calls, and a gateway per test."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
-import uvloop
 from blockbuster import blockbuster_ctx
 
 from tests.gateway.house import House, open_house
 from tests.support.tiny_tokenizers import byte_level, save
-
-
-def pytest_asyncio_loop_factories(
-    config: pytest.Config, item: pytest.Item
-) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Run on the loop that ships."""
-    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(autouse=True)
