@@ -102,6 +102,9 @@ class CoreBuilder(Protocol):
 def _build_real_core(
     config: EngineConfig, on_progress: Callable[[str, int, int], None], clock: Callable[[], float]
 ) -> tuple[EngineCore, EngineInfo]:
+    # OpenMP's workers spin after each parallel region, which on few cores takes the time of whoever else
+    # has work, the gateway first. libgomp reads this once, when torch loads it.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     from engine.startup import build_core  # here, so that this module imports without torch
 
     return build_core(config, on_progress, clock)

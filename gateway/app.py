@@ -11,17 +11,22 @@ import asyncio
 import hmac
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from engine.client import Engine
-from engine.config import ConfigError
 from gateway import handlers, probes
 from gateway.errors import ApiError, ErrorKind
-from gateway.request_keys import GATEWAY, REQUEST_ID_HEADER, assign_request_id, request_id_of
+from gateway.request_keys import (
+    GATEWAY,
+    REQUEST_ID_HEADER,
+    assign_request_id,
+    assign_tenant,
+    request_id_of,
+)
 from gateway.state import Gateway, GatewaySettings, open_gateway
 
 log = logging.getLogger("tidegate.gateway")
@@ -32,7 +37,7 @@ _MAX_HEADER_BYTES = 16 * 2**10
 
 def build_app(gateway: Gateway) -> web.Application:
     """Routes and middleware. Run it with ``running_site``, which sets what they count on."""
-    app = web.Application(middlewares=[_surround], client_max_size=gateway.settings.max_body_bytes)
+    app = web.Application(middlewares=[_surround])
     app[GATEWAY] = gateway
     app.on_response_prepare.append(_add_headers)
     app.router.add_post("/v1/completions", handlers.completions)
@@ -48,11 +53,8 @@ def build_app(gateway: Gateway) -> web.Application:
 
 
 @asynccontextmanager
-async def running_site(gateway: Gateway) -> AsyncIterator[str]:
-    """Listen on the settings' host and port; gives the base URL. Leaving closes every connection.
-
-    Raises ConfigError if the address cannot be used.
-    """
+async def running_site(gateway: Gateway, listeners: Sequence[socket.socket]) -> AsyncIterator[None]:
+    """Listen on bound sockets. Leaving closes every connection."""
     settings = gateway.settings
     runner = web.AppRunner(
         build_app(gateway),
@@ -67,10 +69,9 @@ async def running_site(gateway: Gateway) -> AsyncIterator[str]:
     )
     await runner.setup()
     try:
-        listener = await _listen(settings)
-        host, port = listener.getsockname()[:2]
-        await web.SockSite(runner, listener, backlog=_BACKLOG).start()
-        yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        for listener in listeners:
+            await web.SockSite(runner, listener, backlog=_BACKLOG).start()
+        yield
     finally:
         await runner.cleanup()
 
@@ -78,64 +79,22 @@ async def running_site(gateway: Gateway) -> AsyncIterator[str]:
 async def serve(
     engine: Engine,
     settings: GatewaySettings,
+    listeners: Sequence[socket.socket],
     stop: asyncio.Event,
-    on_started: Callable[[str], None] = lambda url: None,
+    on_started: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve until ``stop`` is set, then drain. The caller closes the engine.
 
-    ``on_started`` is called with the base URL. Raises ConfigError and UnsupportedTokenizerError.
+    ``listeners`` are bound already (``gateway.listeners``). Raises UnsupportedTokenizerError.
     """
     gateway = await open_gateway(engine, settings)
     try:
-        async with running_site(gateway) as url, _engine_watch(gateway):
-            on_started(url)
+        async with running_site(gateway, listeners):
+            on_started()
             await stop.wait()
             await gateway.drain(settings.drain_timeout_s)
     finally:
         await gateway.close()
-
-
-@asynccontextmanager
-async def _engine_watch(gateway: Gateway) -> AsyncIterator[None]:
-    """Logs the engine's death, with the requests that were lost. The streams end by themselves."""
-    task = asyncio.create_task(_report_death(gateway), name="tidegate-engine-watch")
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-async def _report_death(gateway: Gateway) -> None:
-    reason = await gateway.engine.wait_dead()
-    lost = ", ".join(gateway.streams.request_ids) or "none"
-    log.critical("the engine died: %s; requests in flight: %s", reason, lost)
-
-
-async def _listen(settings: GatewaySettings) -> socket.socket:
-    loop = asyncio.get_running_loop()
-    try:
-        found = await loop.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        family, kind, protocol, _, address = found[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise _cannot_listen(settings, error) from error
-    try:
-        listener.setblocking(False)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Accepted sockets inherit it: a client that does not read is noticed after this much.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, settings.send_buffer_bytes)
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        raise _cannot_listen(settings, error) from error
-    return listener
-
-
-def _cannot_listen(settings: GatewaySettings, error: OSError) -> ConfigError:
-    return ConfigError(f"Cannot listen on {settings.host}:{settings.port}: {error.strerror or error}.")
 
 
 # ---- around every handler ----------------------------------------------------------------------
@@ -166,11 +125,12 @@ def _check_key(request: web.Request) -> None:
         return
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
     token = given.strip().encode("utf-8", errors="surrogateescape")
-    matches = [hmac.compare_digest(token, key.encode()) for key in keys]
-    if scheme.lower() != "bearer" or not any(matches):
+    matching = [key for key in keys if hmac.compare_digest(token, key.encode())]
+    if scheme.lower() != "bearer" or not matching:
         raise ApiError(
             ErrorKind.UNAUTHORIZED, "A valid API key is needed, sent as 'Authorization: Bearer KEY'."
         )
+    assign_tenant(request, matching[0])
 
 
 def _keys_for(path: str, settings: GatewaySettings) -> tuple[str, ...]:

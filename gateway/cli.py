@@ -81,8 +81,12 @@ def main() -> None:
 @click.option("--log-level", type=click.Choice(_LOG_LEVELS), default="info", show_default=True)
 def serve_command(**options: Any) -> None:
     """Serve MODEL over HTTP until SIGTERM or Ctrl-C."""
-    _set_up_logging(options.pop("log_level"))
-    config = engine_config(options)
+    log_level = options.pop("log_level")
+    _set_up_logging(log_level)
+    for flag, keys in (("--api-key", options["api_key"]), ("--admin-key", (options["admin_key"],))):
+        if "" in keys:
+            raise click.BadParameter(f"{flag} is empty; leave it out, or give a key.")
+    config = engine_config(options, log_level)
     settings = GatewaySettings(
         host=options["host"],
         port=options["port"],
@@ -103,16 +107,17 @@ def serve_command(**options: Any) -> None:
 @engine_options
 @click.option("--url", help="Base URL of a running server.  [default: start one with the options above]")
 @click.option("--api-key", envvar="TIDEGATE_API_KEY", help="Key to send to the server at --url.")
-def chat_command(url: str | None, api_key: str | None, **options: Any) -> None:
+@click.option("--temperature", type=click.FloatRange(0, 2), help="0 is greedy.  [default: the model's]")
+def chat_command(url: str | None, api_key: str | None, temperature: float | None, **options: Any) -> None:
     """Chat in the terminal with MODEL, or with a running server."""
     console = Console(highlight=False)
     try:
         with contextlib.ExitStack() as scope:
             if url is not None:
-                server = Server(url.rstrip("/").removesuffix("/v1"), api_key)
+                server = Server.at(url, api_key)
             else:
-                server = scope.enter_context(own_server(_given_arguments(options), console))
-            run_chat(server, console)
+                server = scope.enter_context(own_server(_given_arguments(options)))
+            run_chat(server, console, temperature)
     except ChatError as error:
         click.echo(f"tidegate: {error}", err=True)
         sys.exit(EXIT_USER_ERROR)
@@ -126,10 +131,12 @@ def chat_command(url: str | None, api_key: str | None, **options: Any) -> None:
 def doctor_command(json_path: Path | None, **options: Any) -> None:
     """Show what was found on this machine and what a server would do with it."""
     _set_up_logging("warning")
-    diagnosis = run_doctor(engine_config(options), Console(highlight=False))
+    if json_path is not None and not json_path.parent.is_dir():
+        raise click.BadParameter(f"there is no directory {json_path.parent}.", param_hint="--json")
+    diagnosis = run_doctor(engine_config(options, "warning"), Console(highlight=False))
     if json_path is not None:
         json_path.write_text(json.dumps(diagnosis.as_json(), indent=2) + "\n")
-    sys.exit(0 if diagnosis.failure is None else EXIT_USER_ERROR)
+    sys.exit(diagnosis.exit_status)
 
 
 def _given_arguments(options: dict[str, Any]) -> list[str]:

@@ -15,13 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from engine.client import EngineClient, EngineStartError
 from engine.config import EngineConfig
 from engine.messages import EngineInfo
+from gateway.lifecycle import EXIT_FAULT, EXIT_USER_ERROR
+from gateway.state import package_version
 
-_PACKAGES = ("tidegate", "torch", "numba", "transformers", "aiohttp", "uvloop")
+_PACKAGES = ("torch", "numba", "transformers", "aiohttp", "uvloop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +43,21 @@ class Diagnosis:
     machine: tuple[Finding, ...]
     engine: tuple[Finding, ...]
     warnings: tuple[str, ...]
-    failure: str | None
+    failure: EngineStartError | None
+
+    @property
+    def exit_status(self) -> int:
+        """As ``tidegate serve`` would end: 2 if the user can put it right, 1 if not."""
+        if self.failure is None:
+            return 0
+        return EXIT_USER_ERROR if self.failure.is_user_error else EXIT_FAULT
 
     def as_json(self) -> dict[str, Any]:
         return {
             "machine": {finding.topic: finding.value for finding in self.machine},
             "engine": {finding.topic: finding.value for finding in self.engine},
             "warnings": list(self.warnings),
-            "failure": self.failure,
+            "failure": None if self.failure is None else str(self.failure),
         }
 
 
@@ -57,7 +67,7 @@ async def diagnose(config: EngineConfig) -> Diagnosis:
     try:
         client = await EngineClient.start(config)
     except EngineStartError as error:
-        return Diagnosis(machine, (), _machine_warnings(), str(error))
+        return Diagnosis(machine, (), _machine_warnings(), error)
     info = client.info
     await client.close()
     return Diagnosis(machine, _describe(info), (*_machine_warnings(), *_engine_warnings(info)), None)
@@ -71,9 +81,9 @@ def run_doctor(config: EngineConfig, console: Console) -> Diagnosis:
         if findings:
             console.print(_table(title, findings))
     for warning in diagnosis.warnings:
-        console.print(f"[yellow]warning[/yellow]: {warning}", highlight=False)
+        console.print(f"[yellow]warning[/yellow]: {escape(warning)}")
     if diagnosis.failure is not None:
-        console.print(f"[red]cannot serve[/red]: {diagnosis.failure}", highlight=False)
+        console.print(f"[red]cannot serve[/red]: {escape(str(diagnosis.failure))}")
     elif not diagnosis.warnings:
         console.print("[green]ready to serve[/green]")
     return diagnosis
@@ -84,20 +94,18 @@ def _table(title: str, findings: tuple[Finding, ...]) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for finding in findings:
-        table.add_row(finding.topic, finding.text)
+        table.add_row(finding.topic, escape(finding.text))
     return table
 
 
 def _look_at_machine() -> tuple[Finding, ...]:
-    memory = _memory_bytes()
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     cores = len(os.sched_getaffinity(0))
     system = f"{platform.system()} {platform.release()}, {platform.machine()}"
-    versions = {name: metadata.version(name) for name in _PACKAGES}
+    versions = {"tidegate": package_version()} | {name: metadata.version(name) for name in _PACKAGES}
     return (
         Finding("system", system, system),
         Finding("processor", f"{cores} cores, {_cpu_model()}", cores),
-        Finding("memory", f"{_gib(memory.total)}, {_gib(memory.available)} available", memory.total),
         Finding("open files", str(files), files),
         Finding("python", platform.python_version(), platform.python_version()),
         Finding("packages", ", ".join(" ".join(item) for item in versions.items()), versions),
@@ -111,12 +119,14 @@ def _describe(info: EngineInfo) -> tuple[Finding, ...]:
         f"{_gib(info.kv_bytes)}: {info.num_blocks} blocks of {info.block_size} tokens"
         f" = {tokens} tokens, {tokens / info.max_model_len:.1f} full windows"
     )
+    memory = f"{_gib(info.memory_total_bytes)}, {_gib(info.memory_available_bytes)} available"
     template = "yes" if info.chat_template else "no: /v1/chat/completions will refuse"
     return (
         Finding("model", f"{info.model_name} ({size})", info.model_name),
         Finding("device", f"{info.device}, {info.threads} compute threads", info.device),
         Finding("dtype", info.dtype, info.dtype),
         Finding("attention", info.attention_backend, info.attention_backend),
+        Finding("memory", memory, info.memory_total_bytes),
         Finding("window", f"{info.max_model_len} tokens", info.max_model_len),
         Finding("weights", _gib(info.weight_bytes), info.weight_bytes),
         Finding("device KV", pool, info.kv_bytes),
@@ -133,7 +143,7 @@ def _machine_warnings() -> tuple[str, ...]:
 
 def _engine_warnings(info: EngineInfo) -> tuple[str, ...]:
     warnings = list(info.notes)
-    if info.device == "cpu" and info.kv_bytes + info.weight_bytes > _memory_bytes().available:
+    if info.kv_bytes + info.weight_bytes > info.memory_available_bytes:
         warnings.append("weights and KV pool together are more than the available memory; lower --device-kv.")
     if info.num_blocks * info.block_size < 2 * info.max_model_len:
         warnings.append(
@@ -141,18 +151,6 @@ def _engine_warnings(info: EngineInfo) -> tuple[str, ...]:
             " raise --device-kv or lower --max-model-len."
         )
     return tuple(warnings)
-
-
-@dataclass(frozen=True, slots=True)
-class _Memory:
-    total: int
-    available: int
-
-
-def _memory_bytes() -> _Memory:
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    fields = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
-    return _Memory(total=fields["MemTotal"], available=fields["MemAvailable"])
 
 
 def _gib(num_bytes: int) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from gateway.token_stream import FailureKind, StreamFailure
+from gateway.mailbox import FailureKind, StreamFailure
 
 _MAX_MESSAGE = 400
 
@@ -34,6 +34,7 @@ class ErrorKind(enum.Enum):
     INTERNAL = "internal"
     REQUEST_FAILED = "request_failed"
     ENGINE_DEAD = "engine_dead"
+    ENGINE_BUSY = "engine_busy"
     SHUTDOWN = "shutdown"
     TOO_SLOW = "too_slow"
 
@@ -61,11 +62,13 @@ _SHAPES = {
     ErrorKind.INTERNAL: _Shape(500, _SERVER, "internal_error"),
     ErrorKind.REQUEST_FAILED: _Shape(500, _SERVER, "request_failed"),
     ErrorKind.ENGINE_DEAD: _Shape(503, _SERVER, "engine_dead"),
+    ErrorKind.ENGINE_BUSY: _Shape(503, _SERVER, "engine_busy"),
     ErrorKind.SHUTDOWN: _Shape(503, _SERVER, "shutting_down"),
     ErrorKind.TOO_SLOW: _Shape(408, _SERVER, "client_too_slow"),
 }
 _FAILURES = {
     FailureKind.ENGINE_DEAD: ErrorKind.ENGINE_DEAD,
+    FailureKind.ENGINE_BUSY: ErrorKind.ENGINE_BUSY,
     FailureKind.REQUEST_FAILED: ErrorKind.REQUEST_FAILED,
     FailureKind.TOO_SLOW: ErrorKind.TOO_SLOW,
     FailureKind.SHUTDOWN: ErrorKind.SHUTDOWN,
@@ -125,10 +128,11 @@ def unsupported(param: str, message: str) -> ApiError:
 
 
 def shutting_down() -> ApiError:
+    """503 for what comes while the server drains."""
     return ApiError(ErrorKind.SHUTDOWN, "The server is shutting down.", retry_after_s=10)
 
 
 def from_failure(failure: StreamFailure) -> ApiError:
     """The same failure as an HTTP status or as an in-band error."""
-    retry_after_s = 10 if failure.kind is FailureKind.SHUTDOWN else None
-    return ApiError(_FAILURES[failure.kind], failure.message, retry_after_s=retry_after_s)
+    may_retry = failure.kind in (FailureKind.SHUTDOWN, FailureKind.ENGINE_BUSY)
+    return ApiError(_FAILURES[failure.kind], failure.message, retry_after_s=10 if may_retry else None)

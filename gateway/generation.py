@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from engine.messages import FinishReason
 from gateway.answer import AnswerText, Piece
 from gateway.detokenizer import TokenTable
+from gateway.mailbox import Batch
 from gateway.openai.answers import Usage, make_usage
 from gateway.openai.validated import GenerationRequest
-from gateway.token_stream import Batch, TokenStream
+from gateway.token_stream import TokenStream
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import time
 import uuid
+from contextlib import AsyncExitStack
 from typing import Protocol
 
 from aiohttp import web
@@ -19,16 +20,16 @@ from aiohttp import web
 from engine.messages import AddRequest
 from gateway.errors import ApiError, ErrorKind, from_failure, shutting_down
 from gateway.generation import Generation
+from gateway.mailbox import StreamFailedError
 from gateway.metrics import RequestRecord
 from gateway.offload import OffloadFullError
 from gateway.openai.answers import AnswerFormat, Identity, join
 from gateway.openai.validated import GenerationRequest
 from gateway.protocol import sse
-from gateway.request_body import read_body
-from gateway.request_keys import GATEWAY, request_id_of
+from gateway.request_keys import GATEWAY, request_id_of, tenant_of
 from gateway.sse_writer import SseWriter
 from gateway.state import Gateway
-from gateway.token_stream import StreamFailedError, TokenStream
+from gateway.token_stream import TokenStream
 
 log = logging.getLogger("tidegate.gateway")
 
@@ -48,10 +49,12 @@ class Endpoint(Protocol):
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
+    """POST /v1/completions."""
     return await _generate(request, request.app[GATEWAY].completions)
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
+    """POST /v1/chat/completions."""
     return await _generate(request, request.app[GATEWAY].chat)
 
 
@@ -61,8 +64,8 @@ async def _generate(http: web.Request, endpoint: Endpoint) -> web.StreamResponse
         try:
             if gateway.draining:
                 raise shutting_down()
-            with gateway.admission.permit():
-                request = await _parse(http, gateway, endpoint)
+            async with AsyncExitStack() as scope:
+                request = await _take_in(http, gateway, endpoint, scope)
                 return await _Answering(http, gateway, endpoint, request, record).run()
         except ApiError as error:
             record.outcome = error.kind.value
@@ -74,9 +77,18 @@ async def _generate(http: web.Request, endpoint: Endpoint) -> web.StreamResponse
             raise
 
 
-async def _parse(http: web.Request, gateway: Gateway, endpoint: Endpoint) -> GenerationRequest:
-    settings = gateway.settings
-    body = await read_body(http, settings.max_body_bytes, settings.body_timeout_s)
+async def _take_in(
+    http: web.Request, gateway: Gateway, endpoint: Endpoint, scope: AsyncExitStack
+) -> GenerationRequest:
+    """Read and check a request. Its permit, taken once the body is there, is held until ``scope`` ends."""
+    async with gateway.bodies.read(http) as body:
+        if gateway.draining:
+            raise shutting_down()
+        scope.enter_context(gateway.admission.permit())
+        return await _parse(gateway, endpoint, body)
+
+
+async def _parse(gateway: Gateway, endpoint: Endpoint, body: bytes) -> GenerationRequest:
     try:
         return await gateway.offload.run(endpoint.parse, body)
     except OffloadFullError:
@@ -111,6 +123,7 @@ class _Answering:
             request_id=self._id,
             prompt_token_ids=self._request.prompt_token_ids,
             sampling=self._request.sampling,
+            cache_salt=tenant_of(self._http),
         )
         limits = self._gateway.settings.stream_limits
         stream = TokenStream(self._gateway.engine, add, limits, self._record.on_tokens)

@@ -1,7 +1,8 @@
 """The life of one server: start the engine, serve, drain on a signal or when the engine dies.
 
 Runs on: the main thread, on uvloop. Exit status: 0 after a drain, 1 if the engine died or could not
-start through a fault of ours, 2 if a setting or path is wrong, 130 if interrupted while loading.
+start through a fault of ours, 2 if a setting or path is wrong, 130 if interrupted while loading or
+told twice to stop.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import uvloop
@@ -25,6 +26,7 @@ from engine.config import ConfigError, EngineConfig
 from engine.messages import EngineInfo, LoadProgress
 from gateway.app import serve
 from gateway.detokenizer import UnsupportedTokenizerError
+from gateway.listeners import base_url, bound_listeners
 from gateway.state import GatewaySettings
 
 log = logging.getLogger("tidegate.gateway")
@@ -42,72 +44,82 @@ class Outcome:
 
 def run_server(config: EngineConfig, settings: GatewaySettings, *, stall_timeout_s: float) -> Outcome:
     """Serve until a signal or the engine's death; blocks."""
+    _raise_open_file_limit()
     try:
-        _check_address(settings)
-        _raise_open_file_limit()
-        return uvloop.run(_run(config, settings, stall_timeout_s))
+        with bound_listeners(settings.host, settings.port, settings.send_buffer_bytes) as listeners:
+            return uvloop.run(_Server(config, settings, listeners, stall_timeout_s).run())
     except (ConfigError, UnsupportedTokenizerError) as error:
         return Outcome(EXIT_USER_ERROR, str(error))
     except EngineStartError as error:
         return Outcome(EXIT_USER_ERROR if error.is_user_error else EXIT_FAULT, str(error))
 
 
-async def _run(config: EngineConfig, settings: GatewaySettings, stall_timeout_s: float) -> Outcome:
-    stop = asyncio.Event()
-    with _stopped_by_signals(stop), _loading_display() as on_progress:
-        starting = asyncio.create_task(
-            EngineClient.start(config, stall_timeout_s=stall_timeout_s, on_progress=on_progress)
-        )
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
+class _Server:
+    """One run. The first signal asks it to stop, the second makes it."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        settings: GatewaySettings,
+        listeners: Sequence[socket.socket],
+        stall_timeout_s: float,
+    ) -> None:
+        self._config = config
+        self._settings = settings
+        self._listeners = listeners
+        self._stall_timeout_s = stall_timeout_s
+        self._stop = asyncio.Event()
+        self._work: asyncio.Task[Outcome] | None = None
+        self._is_loading = True
+
+    async def run(self) -> Outcome:
+        self._work = asyncio.create_task(self._load_and_serve(), name="tidegate-server")
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            return await self._work
+        except asyncio.CancelledError:
             return Outcome(EXIT_INTERRUPTED)
-    with _stopped_by_signals(stop):
-        return await _serve(starting.result(), settings, stop)
 
+    def _on_signal(self) -> None:
+        assert self._work is not None
+        if self._is_loading or self._stop.is_set():
+            self._work.cancel()
+        self._stop.set()
 
-async def _serve(engine: EngineClient, settings: GatewaySettings, stop: asyncio.Event) -> Outcome:
-    watch = asyncio.create_task(_stop_on_death(engine, stop), name="tidegate-stop-on-death")
-    try:
-        await serve(engine, settings, stop, on_started=lambda url: _announce(engine.info, url))
-        died = watch.done()
-        return Outcome(EXIT_FAULT, f"The engine died: {watch.result()}.") if died else Outcome(0)
-    finally:
-        watch.cancel()
-        await asyncio.gather(watch, return_exceptions=True)
-        await engine.close()
+    async def _load_and_serve(self) -> Outcome:
+        with _loading_display() as on_progress:
+            engine = await EngineClient.start(
+                self._config, stall_timeout_s=self._stall_timeout_s, on_progress=on_progress
+            )
+        self._is_loading = False
+        watch = asyncio.create_task(self._stop_on_death(engine), name="tidegate-stop-on-death")
+        try:
+            await serve(
+                engine, self._settings, self._listeners, self._stop, lambda: self._announce(engine.info)
+            )
+            died = watch.done()
+            return Outcome(EXIT_FAULT, f"The engine died: {watch.result()}.") if died else Outcome(0)
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+            await engine.close()
 
+    async def _stop_on_death(self, engine: EngineClient) -> str:
+        reason = await engine.wait_dead()
+        self._stop.set()
+        return reason
 
-async def _stop_on_death(engine: EngineClient, stop: asyncio.Event) -> str:
-    reason = await engine.wait_dead()
-    stop.set()
-    return reason
-
-
-def _announce(info: EngineInfo, url: str) -> None:
-    for note in info.notes:
-        log.info("%s", note)
-    log.info(
-        "%s in %s on %s; window %d tokens; KV pool %d blocks of %d tokens (%.2f GiB)",
-        info.model_name, info.dtype, info.device, info.max_model_len,
-        info.num_blocks, info.block_size, info.kv_bytes / 2**30,
-    )  # fmt: skip
-    log.info("serving %s on %s", info.model_name, url)
-
-
-@contextlib.contextmanager
-def _stopped_by_signals(stop: asyncio.Event) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    for number in numbers:
-        loop.add_signal_handler(number, stop.set)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
+    def _announce(self, info: EngineInfo) -> None:
+        for note in info.notes:
+            log.info("%s", note)
+        log.info(
+            "%s in %s on %s; window %d tokens; KV pool %d blocks of %d tokens (%.2f GiB)",
+            info.model_name, info.dtype, info.device, info.max_model_len,
+            info.num_blocks, info.block_size, info.kv_bytes / 2**30,
+        )  # fmt: skip
+        log.info("serving %s on %s", info.model_name, base_url(self._listeners))
 
 
 @contextlib.contextmanager
@@ -126,19 +138,6 @@ def _loading_display() -> Iterator[Callable[[LoadProgress], None]]:
             display.update(tasks[progress.phase], total=progress.total, completed=progress.done)
 
         yield show
-
-
-def _check_address(settings: GatewaySettings) -> None:
-    """Find out now, not after loading a model, that the port is taken."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((settings.host, settings.port))
-    except OSError as error:
-        raise ConfigError(
-            f"Cannot listen on {settings.host}:{settings.port}: {error.strerror or error}."
-        ) from error
 
 
 def _raise_open_file_limit() -> None:

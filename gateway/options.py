@@ -69,7 +69,7 @@ def engine_options(command: Command) -> Command:
     return command
 
 
-def engine_config(options: dict[str, Any]) -> EngineConfig:
+def engine_config(options: dict[str, Any], log_level: str) -> EngineConfig:
     """Build the settings from what ``engine_options`` gathered, taking those entries out of ``options``."""
     fields = {name: options.pop(name) for name in EngineConfig.__struct_fields__ if name in options}
-    return EngineConfig(**fields, cache_secret=secrets.token_bytes(32))
+    return EngineConfig(**fields, cache_secret=secrets.token_bytes(32), log_level=log_level)

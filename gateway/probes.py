@@ -13,10 +13,10 @@ from aiohttp import web
 
 from engine.client import EngineDeadError
 from gateway.errors import ApiError, ErrorKind
+from gateway.mailbox import ENGINE_DEAD_MESSAGE
 from gateway.metrics import CONTENT_TYPE
 from gateway.request_keys import GATEWAY
 from gateway.state import Gateway
-from gateway.token_stream import ENGINE_DEAD_MESSAGE
 
 
 class ModelCard(msgspec.Struct, kw_only=True):

@@ -19,12 +19,14 @@ from engine.client import Engine, EngineHealth
 from engine.messages import EngineInfo
 from gateway.admission import Admission
 from gateway.chat_template import ChatTemplate, TemplateRenderError
+from gateway.mailbox import SHUTDOWN, StreamFailure, StreamLimits
 from gateway.metrics import Metrics
 from gateway.offload import Offload
 from gateway.openai.chat import ChatEndpoint
 from gateway.openai.completions import CompletionsEndpoint
 from gateway.openai.validated import ModelContext
-from gateway.token_stream import SHUTDOWN, StreamFailure, StreamLimits, TokenStream
+from gateway.request_body import BodyReader
+from gateway.token_stream import TokenStream
 from gateway.tokenizer import TextCodec
 
 log = logging.getLogger("tidegate.gateway")
@@ -49,6 +51,7 @@ class GatewaySettings:
     max_num_seqs: int = 64
     max_waiting: int = 256
     max_body_bytes: int = 8 * 2**20
+    max_total_body_bytes: int = 256 * 2**20
     body_timeout_s: float = 60.0
     keepalive_s: float = 10.0
     idle_connection_s: float = 90.0
@@ -127,6 +130,9 @@ class Gateway:
         self.completions = CompletionsEndpoint(self.model)
         self.chat = ChatEndpoint(self.model, assets.template)
         self.offload = Offload(settings.offload_threads)
+        self.bodies = BodyReader(
+            settings.max_body_bytes, settings.max_total_body_bytes, settings.body_timeout_s
+        )
         self.admission = Admission(settings.max_num_seqs + settings.max_waiting)
         self.metrics = Metrics(engine)
         self.streams = OpenStreams()
@@ -172,6 +178,7 @@ async def open_gateway(engine: Engine, settings: GatewaySettings) -> Gateway:
 
 
 def package_version() -> str:
+    """Of the installed distribution."""
     try:
         return metadata.version("tidegate")
     except metadata.PackageNotFoundError:

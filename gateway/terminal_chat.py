@@ -8,18 +8,21 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from rich.console import Console
+from rich.markup import escape
 
+_TIMEOUT_S = 600
 _HELP = "/reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C stops an answer."
 
 
@@ -34,6 +37,18 @@ class Server:
     url: str
     api_key: str | None = None
 
+    @classmethod
+    def at(cls, url: str, api_key: str | None) -> Server:
+        """From what a user types; ``/v1`` at the end is left out. Raises ChatError."""
+        parts = urlsplit(url)
+        try:
+            is_complete = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_complete = False
+        if not is_complete:
+            raise ChatError("The URL must look like http://127.0.0.1:8000.")
+        return cls(url.rstrip("/").removesuffix("/v1"), api_key)
+
     def open(self, method: str, path: str, body: dict[str, Any] | None = None) -> http.client.HTTPResponse:
         """Send a request and return the response once its status is 200. Raises ChatError."""
         parts = urlsplit(self.url)
@@ -41,13 +56,13 @@ class Server:
         headers = {"Content-Type": "application/json"}
         if self.api_key:
             headers["Authorization"] = f"Bearer {self.api_key}"
+        payload = None if body is None else json.dumps(body)
         try:
-            connection = kind(parts.netloc, timeout=600)
-            payload = None if body is None else json.dumps(body)
+            connection = kind(parts.netloc, timeout=_TIMEOUT_S)
             connection.request(method, parts.path.rstrip("/") + path, payload, headers)
             response = connection.getresponse()
-        except OSError as error:
-            raise ChatError(f"No server answers at {self.url} ({error}).") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise ChatError(f"No usable answer from {self.url}: {error or type(error).__name__}.") from error
         if response.status != 200:
             raise ChatError(_error_message(response))
         return response
@@ -63,18 +78,29 @@ class Server:
         with self.open("GET", "/v1/models") as response:
             return str(json.load(response)["data"][0]["id"])
 
-    def answer(self, model: str, messages: Sequence[dict[str, str]]) -> Generator[str, None, None]:
+    def answer(
+        self, model: str, messages: Sequence[dict[str, str]], temperature: float | None
+    ) -> Generator[str, None, None]:
         """The pieces of the answer as they come. Closing the iterator aborts the request."""
-        body = {"model": model, "messages": list(messages), "stream": True}
+        body: dict[str, Any] = {"model": model, "messages": list(messages), "stream": True}
+        if temperature is not None:
+            body["temperature"] = temperature
         with self.open("POST", "/v1/chat/completions", body) as response:
-            for line in response:
-                if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
-                    continue
-                event = json.loads(line[6:])
-                if "error" in event:
-                    raise ChatError(event["error"]["message"])
-                for choice in event["choices"]:
-                    yield choice["delta"].get("content") or ""
+            try:
+                yield from _pieces(response)
+            except (OSError, http.client.HTTPException) as error:
+                raise ChatError(f"The answer broke off: {error or type(error).__name__}.") from error
+
+
+def _pieces(lines: Iterable[bytes]) -> Iterator[str]:
+    for line in lines:
+        if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+            continue
+        event = json.loads(line[6:])
+        if "error" in event:
+            raise ChatError(event["error"]["message"])
+        for choice in event["choices"]:
+            yield choice["delta"].get("content") or ""
 
 
 def _error_message(response: http.client.HTTPResponse) -> str:
@@ -85,72 +111,91 @@ def _error_message(response: http.client.HTTPResponse) -> str:
 
 
 @contextlib.contextmanager
-def own_server(arguments: Sequence[str], console: Console) -> Iterator[Server]:
+def own_server(arguments: Sequence[str]) -> Iterator[Server]:
     """Start ``tidegate serve`` on a free port, wait until it is up, and end it afterwards.
 
-    It gets a session of its own, so that Ctrl-C stops an answer and not the server.
+    It gets a session of its own, so that Ctrl-C stops an answer and not the server, and no keys.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-P", "-m", "gateway.cli", "serve", *arguments]
     command += ["--port", str(port), "--log-level", "warning"]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(1))
+    env = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
     server = Server(f"http://127.0.0.1:{port}")
+    with _leaving_on_signals():
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=env, start_new_session=True)
+        try:
+            while not server.is_up():
+                if process.poll() is not None:
+                    raise ChatError("The server could not start.")
+                time.sleep(0.1)
+            yield server
+        finally:
+            process.terminate()
+            process.wait()
+
+
+@contextlib.contextmanager
+def _leaving_on_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise SystemExit, so that what is open is closed."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, lambda *_: sys.exit(1)) for number in numbers]
     try:
-        while not server.is_up():
-            if process.poll() is not None:
-                raise ChatError("The server could not start.")
-            time.sleep(0.1)
-        yield server
+        yield
     finally:
-        process.terminate()
-        process.wait()
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
-def run_chat(server: Server, console: Console) -> None:
+def run_chat(server: Server, console: Console, temperature: float | None) -> None:
     """Chat until the user leaves."""
-    model = server.model()
-    console.print(f"[bold]{model}[/bold] at {server.url}. {_HELP}", highlight=False)
-    messages: list[dict[str, str]] = []
-    while (line := _read_line(console)) is not None:
+    chat = _Chat(server, console, temperature)
+    while (line := chat.read_line()) is not None:
         if line in ("/quit", "/exit"):
             return
         if line == "/reset":
-            messages.clear()
+            chat.messages.clear()
         elif line.startswith("/"):
             console.print(_HELP)
         elif line:
-            _take_turn(server, model, messages, line, console)
+            chat.take_turn(line)
 
 
-def _read_line(console: Console) -> str | None:
-    try:
-        return console.input("[bold green]you>[/bold green] ").strip()
-    except (EOFError, KeyboardInterrupt):
-        console.print()
-        return None
+class _Chat:
+    """A conversation and the terminal it is held in."""
 
+    def __init__(self, server: Server, console: Console, temperature: float | None) -> None:
+        self._server = server
+        self._console = console
+        self._temperature = temperature
+        self._model = server.model()
+        self.messages: list[dict[str, str]] = []
+        console.print(f"[bold]{escape(self._model)}[/bold] at {escape(server.url)}. {_HELP}")
 
-def _take_turn(
-    server: Server, model: str, messages: list[dict[str, str]], line: str, console: Console
-) -> None:
-    """One question and its answer; an answer that was stopped or failed stays out of the history."""
-    question = {"role": "user", "content": line}
-    started, pieces = time.monotonic(), list[str]()
-    try:
-        with contextlib.closing(server.answer(model, [*messages, question])) as answer:
-            for piece in answer:
-                console.print(piece, end="", markup=False, highlight=False, soft_wrap=True)
-                pieces.append(piece)
-    except KeyboardInterrupt:
-        console.print("\n[dim]stopped; this turn is forgotten[/dim]")
-        return
-    except ChatError as error:
-        console.print(f"\n[red]{error}[/red]", highlight=False)
-        return
-    messages += [question, {"role": "assistant", "content": "".join(pieces)}]
-    seconds = time.monotonic() - started
-    console.print(f"\n[dim]{seconds:.1f} s[/dim]", highlight=False)
+    def read_line(self) -> str | None:
+        """What the user types; None at the end."""
+        try:
+            return self._console.input("[bold green]you>[/bold green] ").strip()
+        except (EOFError, KeyboardInterrupt):
+            self._console.print()
+            return None
+
+    def take_turn(self, line: str) -> None:
+        """One question and its answer; an answer that was stopped or failed stays out of the history."""
+        question = {"role": "user", "content": line}
+        started, pieces = time.monotonic(), list[str]()
+        answer = self._server.answer(self._model, [*self.messages, question], self._temperature)
+        try:
+            with contextlib.closing(answer):
+                for piece in answer:
+                    self._console.print(piece, end="", markup=False, highlight=False, soft_wrap=True)
+                    pieces.append(piece)
+        except KeyboardInterrupt:
+            self._console.print("\n[dim]stopped; this turn is forgotten[/dim]")
+            return
+        except ChatError as error:
+            self._console.print(f"\n[red]{escape(str(error))}[/red]")
+            return
+        self.messages += [question, {"role": "assistant", "content": "".join(pieces)}]
+        self._console.print(f"\n[dim]{time.monotonic() - started:.1f} s[/dim]")

@@ -6,11 +6,17 @@ model says when nothing is shared, preempted or evicted.
 
 from __future__ import annotations
 
-import os
-
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tests.support.fake_kv import expected_tokens
 from tests.support.small_engine import SmallEngine
@@ -97,13 +103,18 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.assert_idle()
 
 
-SLOW = os.environ.get("TIDEGATE_SLOW") == "1"
-
-TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = settings(
-    max_examples=2000 if SLOW else 400,
+_SETTINGS = settings(
     stateful_step_count=50,
     deadline=None,
-    derandomize=not SLOW,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+
+
+def test_random_lives() -> None:
+    run_state_machine_as_test(EngineMachine, settings=settings(_SETTINGS, max_examples=400, derandomize=True))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_many_random_lives() -> None:
+    run_state_machine_as_test(EngineMachine, settings=settings(_SETTINGS, max_examples=10_000))

@@ -80,6 +80,14 @@ class Background:
         (("serve", "--max-model-len", "100000"), "100000"),
         (("serve", "--max-num-seqs", "64", "--max-num-batched-tokens", "32"), "--max-num-batched-tokens"),
         (("serve", "--port", "99999"), "--port"),
+        (("serve", "--api-key", ""), "--api-key"),
+        (("serve", "--admin-key", ""), "--admin-key"),
+        (("serve", "/tmp/\udcff"), "UTF-8"),
+        (("chat", "--url", "localhost:8000"), "http://"),
+        (("chat", "--url", "http://127.0.0.1:1"), "127.0.0.1:1"),
+        (("chat", "/no/such/model"), "/no/such/model"),
+        (("doctor", "--json", "/no/dir/x.json"), "/no/dir"),
+        (("doctor", "/no/such/[model]"), "/no/such/[model]"),
         (("serve", "--no-such-flag"), "--no-such-flag"),
         (("doctor", "/no/such/model"), "/no/such/model"),
     ],
@@ -131,8 +139,11 @@ def test_help_names_every_command_and_flag() -> None:
         assert flag in flags
 
 
-def test_terminal_chat_starts_its_own_server_and_answers() -> None:
-    result = tidegate("chat", *SMALL, stdin="What is the capital of France?\n/reset\n/quit\n")
+def test_terminal_chat_starts_its_own_server_and_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEGATE_API_KEY", "of-another-server")
+    result = tidegate(
+        "chat", *SMALL, "--temperature", "0", stdin="What is the capital of France?\n/reset\n/quit\n"
+    )
     assert result.returncode == 0, result.stderr
     assert "Paris" in result.stdout
 
@@ -153,6 +164,30 @@ def test_sigterm_lets_streams_finish_and_refuses_new_requests() -> None:
         assert server.process.wait(60) == 0
         assert lines[-1] == "data: [DONE]"
         assert json.loads(lines[-2][6:])["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_second_signal_ends_the_drain_at_once() -> None:
+    with running_server(*SMALL) as server:
+        stream = Background(server, stream_body())
+        assert stream.first.wait(60)
+        server.process.send_signal(signal.SIGTERM)
+        while server.get("/health")[0] == 200:
+            threading.Event().wait(0.01)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(15) == 130
+        stream.join()
+
+
+def test_a_signal_while_loading_ends_at_once() -> None:
+    command = [sys.executable, "-P", "-m", "gateway.cli", "serve", *SMALL, "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not children.read_text():
+        threading.Event().wait(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=15)
+    assert process.returncode == 130
+    assert b"Traceback" not in errors
 
 
 def test_a_drain_has_a_limit_and_ends_what_is_left_in_band() -> None:

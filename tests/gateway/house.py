@@ -14,6 +14,7 @@ import aiohttp
 
 from engine.messages import AddRequest, EngineInfo
 from gateway.app import running_site
+from gateway.listeners import base_url, bound_listeners
 from gateway.state import Gateway, GatewaySettings, open_gateway
 from tests.support.scripted_engine import Script, ScriptedEngine
 
@@ -34,7 +35,8 @@ def engine_info(tokenizer_dir: str, **fields: Any) -> EngineInfo:
     known: dict[str, Any] = {
         "model_name": "tiny", "architecture": "LlamaForCausalLM", "device": "cpu", "dtype": "float32",
         "num_parameters": 1, "vocab_size": 300, "max_model_len": 256, "block_size": 16, "num_blocks": 64,
-        "kv_bytes": 1, "weight_bytes": 1, "threads": 1, "attention_backend": "reference",
+        "kv_bytes": 1, "weight_bytes": 1, "memory_total_bytes": 1, "memory_available_bytes": 1, "threads": 1,
+        "attention_backend": "reference",
         "tokenizer_dir": tokenizer_dir, "chat_template": TEMPLATE, "bos_token": None,
         "eos_token": "<|im_end|>", "stop_token_ids": (IM_END,),
     }  # fmt: skip
@@ -128,7 +130,12 @@ class House:
     async def idle(self) -> None:
         """Wait until neither side holds anything."""
         async with asyncio.timeout(10):
-            while self.engine.request_ids or self.gateway.admission.in_flight or len(self.gateway.streams):
+            while (
+                self.engine.request_ids
+                or self.gateway.admission.in_flight
+                or self.gateway.bodies.total_bytes
+                or len(self.gateway.streams)
+            ):
                 await asyncio.sleep(0.005)
 
     async def check_alive(self) -> None:
@@ -169,7 +176,9 @@ async def open_house(
         stack.push_async_callback(engine.close)
         gateway = await open_gateway(engine, GatewaySettings(port=0, **settings))
         stack.push_async_callback(gateway.close)
-        url = await stack.enter_async_context(running_site(gateway))
+        listeners = stack.enter_context(bound_listeners("127.0.0.1", 0, gateway.settings.send_buffer_bytes))
+        await stack.enter_async_context(running_site(gateway, listeners))
+        url = base_url(listeners)
         session = await stack.enter_async_context(
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         )

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from engine.config import ConfigError
-from gateway.app import running_site, serve
+from gateway.app import serve
 from gateway.detokenizer import UnsupportedTokenizerError
+from gateway.listeners import bound_listeners
 from gateway.state import GatewaySettings
 from tests.gateway.house import House, engine_info, raw_client, text_ids, until
 from tests.support.scripted_engine import Script, ScriptedEngine
@@ -152,63 +152,35 @@ async def test_a_client_that_never_reads_does_not_hold_up_the_end(make_house: Ma
 async def test_serve_from_start_to_stop(tokenizer_dir: str) -> None:
     engine = ScriptedEngine(engine_info(tokenizer_dir), lambda request: Script(token_ids=(97,)))
     stop, started = asyncio.Event(), asyncio.Event()
-    urls: list[str] = []
-
-    def on_started(url: str) -> None:
-        urls.append(url)
-        started.set()
-
-    task = asyncio.create_task(serve(engine, GatewaySettings(port=0), stop, on_started))
-    await asyncio.wait_for(started.wait(), 10)
-    host, port = urls[0].removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(b"GET /health HTTP/1.1\r\nHost: t\r\n\r\n")
-    assert b"200" in await reader.readline()
-    stop.set()
-    await asyncio.wait_for(task, 10)
-    await reader.read()
-    writer.close()
-    await writer.wait_closed()
+    with bound_listeners("127.0.0.1", 0, 65536) as listeners:
+        task = asyncio.create_task(serve(engine, GatewaySettings(), listeners, stop, started.set))
+        await asyncio.wait_for(started.wait(), 10)
+        reader, writer = await asyncio.open_connection(*listeners[0].getsockname())
+        writer.write(b"GET /health HTTP/1.1\r\nHost: t\r\n\r\n")
+        assert b"200" in await reader.readline()
+        stop.set()
+        await asyncio.wait_for(task, 10)
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
     await engine.close()
-
-
-async def test_engine_death_is_logged_with_the_requests(
-    tokenizer_dir: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine = ScriptedEngine(engine_info(tokenizer_dir), lambda request: ENDLESS)
-    stop, started = asyncio.Event(), asyncio.Event()
-    task = asyncio.create_task(serve(engine, GatewaySettings(port=0), stop, lambda url: started.set()))
-    await asyncio.wait_for(started.wait(), 10)
-    engine.die("segmentation fault")
-    await until(lambda: "segmentation fault" in caplog.text)
-    stop.set()
-    await asyncio.wait_for(task, 10)
-    await engine.close()
-
-
-async def test_an_address_in_use_is_a_setting_to_put_right(make_house: Make) -> None:
-    house: House = await make_house()
-    other = type(house.gateway.settings)(port=house.port)
-    house.gateway.settings = other
-    with pytest.raises(ConfigError, match=str(house.port)):
-        async with running_site(house.gateway):
-            pass
-
-
-async def test_a_host_that_does_not_exist_is_a_setting_to_put_right(make_house: Make) -> None:
-    house: House = await make_house()
-    house.gateway.settings = GatewaySettings(host="256.1.1.1", port=0)
-    with pytest.raises(ConfigError, match=r"256\.1\.1\.1"):
-        async with running_site(house.gateway):
-            pass
 
 
 async def test_a_tokenizer_that_cannot_be_used_stops_the_start(tmp_path_factory: Any) -> None:
     empty = str(tmp_path_factory.mktemp("empty"))
     engine = ScriptedEngine(engine_info(empty), lambda request: ENDLESS)
     with pytest.raises(UnsupportedTokenizerError):
-        await serve(engine, GatewaySettings(port=0), asyncio.Event())
+        await serve(engine, GatewaySettings(), [], asyncio.Event())
     await engine.close()
+
+
+async def test_what_one_key_computes_no_other_finds(make_house: Make) -> None:
+    house: House = await make_house(api_keys=("one", "two"))
+    for key in ("one", "two", "one"):
+        assert (await house.complete(headers={"Authorization": f"Bearer {key}"})).status == 200
+    salts = [request.cache_salt for request in house.engine.record.submitted]
+    assert salts[0] == salts[2] != salts[1]
+    assert all(salts)
 
 
 async def test_pipelined_requests_are_answered_in_order(make_house: Make) -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gateway.errors import ApiError, ErrorKind, bad_request, clip, from_failure, unsupported
-from gateway.token_stream import FailureKind, StreamFailure
+from gateway.mailbox import FailureKind, StreamFailure
 
 
 @pytest.mark.parametrize("kind", ErrorKind)

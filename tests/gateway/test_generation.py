@@ -10,9 +10,10 @@ import pytest
 from engine.messages import AddRequest, FinishReason, SamplingParams
 from gateway.detokenizer import build_token_table
 from gateway.generation import Finish, Generation
+from gateway.mailbox import StreamLimits
 from gateway.openai.answers import join
 from gateway.openai.validated import GenerationRequest
-from gateway.token_stream import StreamLimits, TokenStream
+from gateway.token_stream import TokenStream
 from tests.gateway.house import IM_END, engine_info, text_ids
 from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.support.tiny_tokenizers import byte_level

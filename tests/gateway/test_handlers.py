@@ -290,7 +290,7 @@ async def test_a_client_that_goes_while_it_sends_leaves_nothing(make_house: Make
             b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
             b'Content-Length: 1000\r\n\r\n{"prompt":'
         )
-        await until(lambda: house.gateway.admission.in_flight == 1)
+        await until(lambda: house.gateway.bodies.total_bytes > 0)
     await house.idle()
     assert b'outcome="cancelled"} 1.0' in (await house.request("GET", "/metrics")).body
     await house.check_alive()

@@ -5,14 +5,16 @@ from __future__ import annotations
 import gzip
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
-from tests.gateway.house import House, raw_client
+from tests.gateway.house import House, raw_client, until
 
 Make = Callable[..., Any]
 JSON = {"Content-Type": "application/json"}
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
 
 
 @pytest.mark.parametrize(
@@ -92,4 +94,26 @@ async def test_a_body_that_does_not_come_is_given_up(make_house: Make) -> None:
         )
         data = await client.read_until(b"request_timeout")
     assert data.startswith(b"HTTP/1.1 408 ")
+    await house.check_alive()
+
+
+async def test_connections_that_send_no_body_hold_nothing(make_house: Make) -> None:
+    house: House = await make_house(max_num_seqs=1, max_waiting=1)
+    head = HEAD + b"Content-Length: 99\r\n\r\n"
+    async with AsyncExitStack() as stack:
+        for _ in range(5):
+            client = await stack.enter_async_context(raw_client(house))
+            await client.send(head)
+        await house.check_alive()
+
+
+async def test_bodies_together_are_bounded(make_house: Make) -> None:
+    house: House = await make_house(max_body_bytes=100_000, max_total_body_bytes=150_000)
+    head = HEAD + b"Content-Length: 99999\r\n\r\n"
+    async with raw_client(house) as first, raw_client(house) as second:
+        await first.send(head + b" " * 90_000)
+        await until(lambda: house.gateway.bodies.total_bytes >= 90_000)
+        await second.send(head + b" " * 90_000)
+        assert b"429" in await second.read_until(b"server_busy")
+    await until(lambda: house.gateway.bodies.total_bytes == 0)
     await house.check_alive()

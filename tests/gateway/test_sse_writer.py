@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.token_stream import StreamLimits
+from gateway.mailbox import StreamLimits
 from tests.gateway.house import House, raw_client, text_ids, until
 from tests.support.scripted_engine import Script
 

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from engine.messages import AddRequest, SamplingParams
+from gateway.mailbox import SHUTDOWN, StreamFailedError, StreamLimits
 from gateway.state import GatewaySettings, OpenStreams, open_gateway
-from gateway.token_stream import SHUTDOWN, StreamFailedError, StreamLimits, TokenStream
+from gateway.token_stream import TokenStream
 from tests.gateway.house import engine_info
 from tests.support.scripted_engine import Script, ScriptedEngine
 

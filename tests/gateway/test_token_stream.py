@@ -1,4 +1,4 @@
-"""The mailbox between engine and handler: bounds, pauses, one terminal event, release by scope."""
+"""A stream over a scripted engine: pauses, time-outs, release by scope."""
 
 from __future__ import annotations
 
@@ -6,137 +6,20 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from engine.client import EngineDeadError
-from engine.messages import AddRequest, FinishReason, SamplingParams, TokenDelta, TokenLogprobs
-from gateway.token_stream import (
-    SHUTDOWN,
+from engine.messages import AddRequest, SamplingParams
+from gateway.mailbox import (
     TOO_SLOW,
     FailureKind,
-    Mailbox,
-    MailboxState,
-    Signal,
     StreamFailedError,
     StreamLimits,
-    TokenStream,
 )
+from gateway.token_stream import TokenStream
 from tests.gateway.house import engine_info
 from tests.support.scripted_engine import Script, ScriptedEngine
 
 LIMITS = StreamLimits(high_units=4, hard_units=16, pause_timeout_s=30)
-
-
-def delta(*ids: int, finish: FinishReason | None = None, error: str | None = None) -> TokenDelta:
-    return TokenDelta("r", ids, finish_reason=finish, error=error)
-
-
-# ---- the pure part -------------------------------------------------------------------------------
-
-
-def test_deltas_are_merged_in_order() -> None:
-    box = Mailbox(LIMITS)
-    box.put(delta(1, 2))
-    box.put(TokenDelta("r", (3,), finish_reason=FinishReason.STOP, stop_token_id=3, num_cached_tokens=7))
-    batch = box.take().batch
-    assert batch.token_ids == [1, 2, 3]
-    assert (batch.finish_reason, batch.stop_token_id, batch.num_cached_tokens) == (FinishReason.STOP, 3, 7)
-    assert box.state is MailboxState.TAKEN
-
-
-def test_the_bound_pauses_once_and_taking_resumes() -> None:
-    box = Mailbox(LIMITS)
-    assert box.put(delta(1, 2, 3)) is Signal.NONE
-    assert box.put(delta(4)) is Signal.PAUSE
-    assert box.put(delta(5)) is Signal.NONE
-    taken = box.take()
-    assert taken.signal is Signal.RESUME
-    assert taken.batch.token_ids == [1, 2, 3, 4, 5]
-    assert box.take().signal is Signal.NONE
-
-
-def test_alternatives_count_towards_the_bound() -> None:
-    box = Mailbox(LIMITS)
-    top = ((1, -1.0), (2, -2.0), (3, -3.0))
-    assert box.put(TokenDelta("r", (1,), (TokenLogprobs(-1.0, top),))) is Signal.PAUSE
-
-
-def test_an_engine_that_does_not_pause_overflows() -> None:
-    box = Mailbox(LIMITS)
-    signals = [box.put(delta(i)) for i in range(16)]
-    assert signals.index(Signal.OVERFLOW) == 15
-
-
-def test_a_finish_stands_against_a_later_failure() -> None:
-    box = Mailbox(LIMITS)
-    box.put(delta(1, finish=FinishReason.LENGTH))
-    assert not box.fail(TOO_SLOW)
-    assert box.take().batch.finish_reason is FinishReason.LENGTH
-
-
-@pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.ABORT])
-def test_what_came_before_a_failure_is_delivered_first(reason: FinishReason) -> None:
-    box = Mailbox(LIMITS)
-    box.put(delta(1, 2))
-    box.put(delta(finish=reason, error="no blocks"))
-    assert box.take().batch.token_ids == [1, 2]
-    with pytest.raises(StreamFailedError) as caught:
-        box.take()
-    assert caught.value.failure.kind is FailureKind.REQUEST_FAILED
-    assert "no blocks" not in caught.value.failure.message
-    assert box.state is MailboxState.TAKEN
-
-
-OPERATIONS = st.lists(
-    st.one_of(
-        st.integers(1, 5).map(lambda n: ("put", n)),
-        st.just(("take", 0)),
-        st.sampled_from([("finish", 1), ("error", 0), ("fail", 0)]),
-    ),
-    max_size=30,
-)
-
-
-@given(OPERATIONS)
-def test_tokens_keep_their_order_and_the_end_comes_once(operations: list[tuple[str, int]]) -> None:
-    box, put, ends = Mailbox(LIMITS), 0, 0
-    got: list[int] = []
-    following: list[int] = []
-    for name, count in operations:
-        if name == "take" and box.state is not MailboxState.TAKEN:
-            try:
-                batch = box.take().batch
-            except StreamFailedError:
-                ends += 1
-            else:
-                got += batch.token_ids
-                ends += batch.finish_reason is not None
-        elif name != "take" and box.is_open:
-            following += range(put, put + count)
-            finish = {"finish": FinishReason.STOP, "error": FinishReason.ERROR}.get(name)
-            if name == "fail":
-                box.fail(SHUTDOWN)
-            else:
-                box.put(delta(*range(put, put + count), finish=finish))
-            put += count
-        elif name == "put":
-            assert box.put(delta(-1)) is Signal.NONE
-    while box.state is not MailboxState.TAKEN and not box.is_open:
-        try:
-            batch = box.take().batch
-            got += batch.token_ids
-            ends += batch.finish_reason is not None
-        except StreamFailedError:
-            ends += 1
-    assert got == following[: len(got)]
-    assert ends <= 1
-    if box.state is MailboxState.TAKEN:
-        assert ends == 1
-        assert got == following
-
-
-# ---- with an engine ------------------------------------------------------------------------------
 
 
 @pytest.fixture
