@@ -12,7 +12,7 @@ from openai import AsyncOpenAI, OpenAI
 from tests.support.server import Server, running_server
 
 KEY = "sk-test"
-MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
+MESSAGES = [{"role": "user", "content": "Name three primary colors."}]
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -47,7 +47,7 @@ def test_models_tells_the_window(client: OpenAI, model: str) -> None:
 def test_chat_gives_a_sensible_answer(client: OpenAI, model: str) -> None:
     answer = client.chat.completions.create(model=model, messages=MESSAGES, temperature=0, max_tokens=40)  # type: ignore[arg-type]
     assert answer.object == "chat.completion"
-    assert "Paris" in (answer.choices[0].message.content or "")
+    assert "red" in (answer.choices[0].message.content or "").lower()
     assert answer.choices[0].message.role == "assistant"
     assert answer.choices[0].finish_reason == "stop"
     assert answer.usage is not None

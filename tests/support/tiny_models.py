@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,7 @@ class Loaded:
         starts = np.cumsum([0, *sizes]).tolist()
         return [
             ScheduledChunk("r", tuple(token_ids[a:b]), a, table, sample if b == len(token_ids) else None)
-            for a, b in zip(starts, starts[1:], strict=False)
+            for a, b in itertools.pairwise(starts)
         ]
 
     def logits(self, token_ids: Sequence[int], sizes: Sequence[int] | None = None) -> torch.Tensor:
