@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 from numba import prange
-from numba.extending import overload
 
-from engine.attention.jit import jit
+from engine.attention.jit import jit, specialize
 
 PANEL = 64  # width of the one inner product that everything is made of: four 512-bit registers
 TILE = PANEL  # context tokens at a time: the K and V tiles take 2 * 64 * D * 4 bytes, 32 KiB for D 64
@@ -28,7 +27,7 @@ def _widen(value: Any) -> Any:
     raise NotImplementedError("compiled code only")
 
 
-@overload(_widen, inline="always")
+@specialize(_widen)
 def _widen_overload(value: Any) -> Any:
     if str(value) == "uint16":
 
@@ -57,7 +56,7 @@ def _store(row: Any, index: Any, value: Any) -> None:
     raise NotImplementedError("compiled code only")
 
 
-@overload(_store, inline="always")
+@specialize(_store)
 def _store_overload(row: Any, index: Any, value: Any) -> Any:
     if str(row.dtype) == "uint16":
 
@@ -140,11 +139,15 @@ def _load_keys(source: Any, keys: Any, first: int) -> None:
 
 
 @jit()
-def _load_values(source: Any, values: Any) -> None:
-    """Widen ``source`` ``[tokens, D]`` into ``values`` ``[tokens, D]``."""
+def _load_values(source: Any, values: Any, first: int) -> None:
+    """Widen ``source`` ``[tokens, D]`` into panels ``values[:, first : first + tokens]``."""
+    head_dim = source.shape[1]
     for t in range(source.shape[0]):
-        for d in range(source.shape[1]):
-            values[t, d] = _widen(source[t, d])
+        for p in range(values.shape[0]):
+            piece = source[t, p * PANEL : min((p + 1) * PANEL, head_dim)]
+            target = values[p, first + t]
+            for d in range(piece.shape[0]):
+                target[d] = _widen(piece[d])
 
 
 @jit()
@@ -152,18 +155,14 @@ def _load_tile(
     pool: Any, layer: int, head: int, table: Any, base: int, count: int, keys: Any, values: Any
 ) -> None:
     """Widen tokens ``[base, base + count)`` of one KV head: keys transposed, values in panels."""
-    block_size, head_dim = pool.shape[4], pool.shape[5]
+    block_size = pool.shape[4]
     done = 0
     while done < count:
         block, offset = table[(base + done) // block_size], (base + done) % block_size
         end = min(offset + count - done, block_size)
-        piece = end - offset
         _load_keys(pool[block, layer, 0, head, offset:end], keys, done)
-        value = pool[block, layer, 1, head, offset:end]
-        for p in range(values.shape[0]):
-            last = min((p + 1) * PANEL, head_dim)
-            _load_values(value[:, p * PANEL : last], values[p, done : done + piece])
-        done += piece
+        _load_values(pool[block, layer, 1, head, offset:end], values, done)
+        done += end - offset
 
 
 @jit()

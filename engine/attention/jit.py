@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
+import numba.extending
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,3 +38,8 @@ def jit(*, parallel: bool = False, no_nans: bool = False) -> Callable[[Callable[
         return cast(Callable[P, R], compiled)
 
     return decorate
+
+
+def specialize(stub: Callable[..., Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """``numba.extending.overload``: what compiled code inlines for ``stub``, by argument type."""
+    return cast(Callable[[Callable[P, R]], Callable[P, R]], numba.extending.overload(stub, inline="always"))

@@ -137,12 +137,14 @@ def _inverse_cdf(probabilities: torch.Tensor, numbers: npt.NDArray[np.float64]) 
 
 
 def _without_unlikely(probabilities: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor:
-    """Probabilities with what min-p, top-k and top-p exclude set to zero."""
+    """Probabilities, which sum to one, with what min-p, top-k and top-p exclude set to zero."""
     floored = _rows_where(specs, lambda params: params.min_p > 0)
     if floored:
         floor = _column([specs[row] for row in floored], lambda params: params.min_p, probabilities.device)
         rows = probabilities[floored]
-        probabilities[floored] = rows.where(rows >= floor * rows.amax(dim=1, keepdim=True), 0)
+        rows = rows.where(rows >= floor * rows.amax(dim=1, keepdim=True), 0)
+        # A running sum, because sum() adds up a lone row in another order than one among others.
+        probabilities[floored] = (rows / rows.double().cumsum(dim=1)[:, -1:]).float()
     vocab_size = probabilities.shape[1]
     cut = _rows_where(specs, lambda params: 0 < params.top_k < vocab_size or params.top_p < 1)
     if cut:
@@ -163,14 +165,12 @@ def _nucleus(probabilities: torch.Tensor, specs: Sequence[SampleSpec], prefix: i
     rank = torch.arange(prefix, device=device)
     values = values.where(rank < limit, 0)
     sums = values.double().cumsum(dim=1)
-    # Running sums, because sum() adds up a lone row in another order than one among others.
-    whole = torch.where(limit <= prefix, sums[:, -1:], probabilities.double().cumsum(dim=1)[:, -1:])
+    whole = sums[:, -1:].where(limit <= prefix, 1.0)
     wanted = _column(specs, lambda params: params.top_p if params.top_p < 1 else np.inf, device) * whole
     kept_values = values.where((sums - values < wanted) | (rank == 0), 0)
     kept = torch.zeros_like(probabilities).scatter_(1, indices, kept_values)
     if prefix < vocab_size:
-        is_whole_known = (limit <= prefix) | (limit == vocab_size)
-        reached = is_whole_known & ((limit <= prefix) | (sums[:, -1:] >= wanted))
+        reached = (limit <= prefix) | ((limit == vocab_size) & (sums[:, -1:] >= wanted))
         short = [row for row, enough in enumerate(reached[:, 0].tolist()) if not enough]
         if short:
             kept[short] = _nucleus(probabilities[short], [specs[row] for row in short], vocab_size)

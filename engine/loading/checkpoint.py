@@ -5,6 +5,7 @@ Runs on: step thread, once. Everything that a user can put right raises ConfigEr
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -41,8 +42,8 @@ class Checkpoint:
 
 def open_checkpoint(model: str, load_format: str, seed: int) -> Checkpoint:
     """Open MODEL; empty means the built-in one. ``dummy`` needs a config and no weights."""
-    path = Path(model).expanduser() if model else find_builtin_model()
-    if not path.exists():
+    path = Path(os.path.abspath(os.path.expanduser(model))) if model else find_builtin_model()
+    if not os.path.exists(path):
         raise ConfigError(f"There is no model at {path}; name a Hugging Face directory or a .gguf file.")
     name = path.name if path.is_dir() else path.stem
     defaults = SamplingDefaults()

@@ -15,6 +15,7 @@ import torch
 
 from engine.config import ConfigError, ModelConfig, RopeScaling
 from engine.loading.hf_directory import DummyWeights
+from engine.loading.shapes import check_sizes, usable_token_ids
 from engine.loading.source import TensorSource
 
 _ROPE_FACTORS = "rope_freqs.weight"
@@ -41,8 +42,14 @@ def open_file(path: Path, load_format: str, seed: int) -> tuple[ModelConfig, Ten
     try:
         reader = gguf.GGUFReader(path)
     except Exception as error:  # the reader raises whatever numpy or struct do on a broken file
-        raise ConfigError(f"{path} cannot be read as a GGUF file: {error}.") from error
-    config = _Metadata(reader, path).model_config()
+        raise ConfigError(f"{path} cannot be read as a GGUF file; it may be damaged or cut short.") from error
+    try:
+        config = _Metadata(reader, path).model_config()
+    except (TypeError, ValueError, ArithmeticError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path} has metadata that cannot be used: {error}.") from error
+    check_sizes(config, path)
     if load_format == "dummy":
         return config, DummyWeights(config, seed)
     return config, GGUFWeights(reader, config, path)
@@ -85,15 +92,17 @@ class GGUFWeights:
                 f"{tensor.name} in {self._path} is {tensor.tensor_type.name}, which cannot be decoded."
             ) from error
         weight = torch.from_numpy(np.require(values, np.float32, ("C", "W")))
-        if ".q_proj." in name:
-            return _halves(weight, self._config.num_heads)
-        return _halves(weight, self._config.num_kv_heads) if ".k_proj." in name else weight
+        return _halves(weight, self._config.head_dim) if ".q_proj." in name or ".k_proj." in name else weight
 
 
-def _halves(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Rows of each head from ``(x0, y0, x1, y1, ...)`` to ``(x0, x1, ..., y0, y1, ...)``."""
-    head_rows = weight.shape[0] // num_heads
-    pairs = weight.view(num_heads, head_rows // 2, 2, *weight.shape[1:])
+def _halves(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Rows of each head from ``(x0, y0, x1, y1, ...)`` to ``(x0, x1, ..., y0, y1, ...)``.
+
+    Leaves a weight that is not made of whole heads to the loader, which refuses its shape.
+    """
+    if weight.shape[0] % head_dim:
+        return weight
+    pairs = weight.view(-1, head_dim // 2, 2, *weight.shape[1:])
     return pairs.transpose(1, 2).reshape(weight.shape)
 
 
@@ -110,18 +119,21 @@ class _Metadata:
             raise ConfigError(f"{self._path} holds a {architecture} model; only llama is supported.")
         hidden_size = int(self._need("llama.embedding_length"))
         num_heads = int(self._need("llama.attention.head_count"))
+        head_dim = int(self._get("llama.attention.key_length", hidden_size // max(num_heads, 1)))
+        self._check_heads(head_dim)
         shapes = {tensor.name: tensor.shape for tensor in self._reader.tensors}
-        if "token_embd.weight" not in shapes:
+        if len(shapes.get("token_embd.weight", ())) != 2:
             raise ConfigError(f"{self._path} has no token embeddings; it may be a part of a split file.")
+        vocab_size = int(shapes["token_embd.weight"][1])
         return ModelConfig(
             architecture="LlamaForCausalLM",
-            vocab_size=int(shapes["token_embd.weight"][1]),
+            vocab_size=vocab_size,
             hidden_size=hidden_size,
             intermediate_size=int(self._need("llama.feed_forward_length")),
             num_layers=int(self._need("llama.block_count")),
             num_heads=num_heads,
             num_kv_heads=int(self._get("llama.attention.head_count_kv", num_heads)),
-            head_dim=int(self._get("llama.attention.key_length", hidden_size // num_heads)),
+            head_dim=head_dim,
             max_position_embeddings=int(self._need("llama.context_length")),
             rms_norm_eps=float(self._need("llama.attention.layer_norm_rms_epsilon")),
             rope_theta=float(self._get("llama.rope.freq_base", 10000.0)),
@@ -130,8 +142,16 @@ class _Metadata:
             attention_bias="blk.0.attn_q.bias" in shapes,
             mlp_bias="blk.0.ffn_gate.bias" in shapes,
             bos_token_id=self._get("tokenizer.ggml.bos_token_id"),
-            eos_token_ids=self._eos_token_ids(),
+            eos_token_ids=usable_token_ids(self._eos_token_ids(), vocab_size),
         )
+
+    def _check_heads(self, head_dim: int) -> None:
+        """The decoder rotates whole heads, and gives keys and values one size."""
+        for key in ("llama.rope.dimension_count", "llama.attention.value_length"):
+            if self._get(key, head_dim) != head_dim:
+                raise ConfigError(
+                    f"{self._path} gives {key} as {self._get(key)}; only the head size {head_dim} will do."
+                )
 
     def _rope_scaling(self) -> RopeScaling:
         for tensor in self._reader.tensors:
@@ -144,9 +164,9 @@ class _Metadata:
             return RopeScaling(kind="linear", factor=float(self._need("llama.rope.scaling.factor")))
         raise ConfigError(f"{self._path} asks for the RoPE scaling {kind}, which is not supported.")
 
-    def _eos_token_ids(self) -> tuple[int, ...]:
+    def _eos_token_ids(self) -> list[int]:
         keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-        return tuple(dict.fromkeys(int(value) for key in keys if (value := self._get(key)) is not None))
+        return [int(value) for key in keys if (value := self._get(key)) is not None]
 
     def _need(self, key: str) -> Any:
         value = self._get(key)

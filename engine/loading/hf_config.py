@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from engine.config import ConfigError, ModelConfig, RopeScaling
+from engine.loading.shapes import check_sizes, usable_token_ids
 from engine.messages import SamplingDefaults
 
 SUPPORTED = ("LlamaForCausalLM", "MistralForCausalLM")
@@ -24,7 +25,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises ConfigError."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}.") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{path} does not hold a JSON object.")
@@ -39,9 +40,23 @@ def read_sampling_defaults(directory: Path) -> SamplingDefaults:
         name: raw[name] for name in SamplingDefaults.__struct_fields__ if raw.get(name) is not None
     }
     try:
-        return msgspec.convert(recommended, SamplingDefaults)
+        defaults = msgspec.convert(recommended, SamplingDefaults)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path} has a value of the wrong type: {error}.") from None
+        raise ConfigError(f"{path} has a value that cannot be used: {error}.") from None
+    if not _is_in_range(defaults):
+        raise ConfigError(f"{path} recommends a sampling value that is out of range.")
+    return defaults
+
+
+def _is_in_range(defaults: SamplingDefaults) -> bool:
+    """The ranges that the gateway holds requests to. A NaN is in none."""
+    return (
+        0 <= defaults.temperature <= 2
+        and 0 < defaults.top_p <= 1
+        and defaults.top_k >= -1
+        and 0 <= defaults.min_p <= 1
+        and 0 < defaults.repetition_penalty <= 2
+    )
 
 
 def read_model_config(directory: Path) -> ModelConfig:
@@ -57,32 +72,74 @@ def parse_model_config(raw: Mapping[str, Any], generation: Mapping[str, Any], pa
     """Check and convert. ``path`` is for messages only."""
     architecture = _check_supported(raw, path)
     try:
-        num_heads = int(raw["num_attention_heads"])
-        hidden_size = int(raw["hidden_size"])
-        return ModelConfig(
-            architecture=architecture,
-            vocab_size=int(raw["vocab_size"]),
-            hidden_size=hidden_size,
-            intermediate_size=int(raw["intermediate_size"]),
-            num_layers=int(raw["num_hidden_layers"]),
-            num_heads=num_heads,
-            num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
-            head_dim=int(raw.get("head_dim") or hidden_size // num_heads),
-            max_position_embeddings=int(raw.get("max_position_embeddings") or 2048),
-            rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-            rope_theta=_rope_theta(raw),
-            rope_scaling=_rope_scaling(raw, path),
-            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            attention_bias=bool(raw.get("attention_bias", False)),
-            mlp_bias=bool(raw.get("mlp_bias", False)),
-            sliding_window=_sliding_window(raw, architecture),
-            bos_token_id=raw.get("bos_token_id"),
-            eos_token_ids=tuple(dict.fromkeys([*_token_ids(raw), *_token_ids(generation)])),
-        )
+        config = _convert(raw, generation, architecture, path)
     except KeyError as error:
         raise ConfigError(f"{path} lacks {error.args[0]}.") from None
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{path} has a value of the wrong type: {error}.") from None
+    except (TypeError, OverflowError) as error:
+        raise ConfigError(f"{path} has a value that cannot be used: {error}.") from None
+    check_sizes(config, path)
+    return config
+
+
+def _convert(
+    raw: Mapping[str, Any], generation: Mapping[str, Any], architecture: str, path: Path
+) -> ModelConfig:
+    """Raises KeyError for what is missing and TypeError for what is of the wrong type."""
+    num_heads = _integer(raw, "num_attention_heads")
+    vocab_size = _integer(raw, "vocab_size")
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=vocab_size,
+        hidden_size=_integer(raw, "hidden_size"),
+        intermediate_size=_integer(raw, "intermediate_size"),
+        num_layers=_integer(raw, "num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=_integer(raw, "num_key_value_heads", num_heads),
+        head_dim=_head_dim(raw, num_heads, path),
+        max_position_embeddings=_integer(raw, "max_position_embeddings", 2048),
+        rms_norm_eps=_number(raw, "rms_norm_eps", 1e-6),
+        rope_theta=_rope_theta(raw),
+        rope_scaling=_rope_scaling(raw, path),
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        attention_bias=bool(raw.get("attention_bias", False)),
+        mlp_bias=bool(raw.get("mlp_bias", False)),
+        sliding_window=_sliding_window(raw, architecture),
+        bos_token_id=None if raw.get("bos_token_id") is None else _integer(raw, "bos_token_id"),
+        eos_token_ids=usable_token_ids([*_token_ids(raw), *_token_ids(generation)], vocab_size),
+    )
+
+
+def _integer(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """A whole number. One that is missing or null is ``default``, and a KeyError if there is none."""
+    value = raw.get(name)
+    if value is None and default is not None:
+        return default
+    if value is None:
+        raise KeyError(name)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} is not a whole number")
+    return value
+
+
+def _number(raw: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    """The same for any number."""
+    value = raw.get(name)
+    if value is None and default is not None:
+        return default
+    if value is None:
+        raise KeyError(name)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{name} is not a number")
+    return float(value)
+
+
+def _head_dim(raw: Mapping[str, Any], num_heads: int, path: Path) -> int:
+    if raw.get("head_dim") is not None:
+        return _integer(raw, "head_dim")
+    hidden_size = _integer(raw, "hidden_size")
+    if num_heads > 0 and hidden_size % num_heads:
+        raise ConfigError(f"{path} divides a hidden size of {hidden_size} among {num_heads} attention heads.")
+    return hidden_size // max(num_heads, 1)
 
 
 def _check_supported(raw: Mapping[str, Any], path: Path) -> str:
@@ -99,41 +156,46 @@ def _check_supported(raw: Mapping[str, Any], path: Path) -> str:
 
 
 def _rope_settings(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    return raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    settings = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if not isinstance(settings, Mapping):
+        raise TypeError("the RoPE settings are not an object")
+    return settings
 
 
 def _rope_theta(raw: Mapping[str, Any]) -> float:
-    return float(raw.get("rope_theta") or _rope_settings(raw).get("rope_theta") or 10000.0)
+    return _number(raw, "rope_theta", _number(_rope_settings(raw), "rope_theta", 10000.0))
 
 
 def _rope_scaling(raw: Mapping[str, Any], path: Path) -> RopeScaling:
     settings = _rope_settings(raw)
     kind = settings.get("rope_type") or settings.get("type") or "default"
+    if settings.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ConfigError(f"{path} asks for a partial rotary embedding, which is not supported.")
     if kind == "default":
         return RopeScaling()
     if kind == "linear":
-        return RopeScaling(kind="linear", factor=float(settings["factor"]))
+        return RopeScaling(kind="linear", factor=_number(settings, "factor"))
     if kind != "llama3":
         raise ConfigError(
             f"{path} asks for the RoPE scaling {kind}; default, linear and llama3 are supported."
         )
     return RopeScaling(
         kind="llama3",
-        factor=float(settings["factor"]),
-        low_freq_factor=float(settings["low_freq_factor"]),
-        high_freq_factor=float(settings["high_freq_factor"]),
-        original_max_position_embeddings=int(settings["original_max_position_embeddings"]),
+        factor=_number(settings, "factor"),
+        low_freq_factor=_number(settings, "low_freq_factor"),
+        high_freq_factor=_number(settings, "high_freq_factor"),
+        original_max_position_embeddings=_integer(settings, "original_max_position_embeddings"),
     )
 
 
 def _sliding_window(raw: Mapping[str, Any], architecture: str) -> int | None:
-    default = _MISTRAL_WINDOW if architecture == "MistralForCausalLM" else None
-    window = raw.get("sliding_window", default)
-    return None if window is None else int(window)
+    """Only Mistral has one, and a null is its way to say none; Llama leaves the entry unread."""
+    if architecture != "MistralForCausalLM" or raw.get("sliding_window", _MISTRAL_WINDOW) is None:
+        return None
+    return _integer(raw, "sliding_window", _MISTRAL_WINDOW)
 
 
 def _token_ids(raw: Mapping[str, Any]) -> list[int]:
     value = raw.get("eos_token_id")
-    if value is None:
-        return []
-    return [int(item) for item in value] if isinstance(value, list) else [int(value)]
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    return [_integer({"eos_token_id": item}, "eos_token_id") for item in values]

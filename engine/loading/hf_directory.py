@@ -5,7 +5,8 @@ Runs on: step thread, once. Files are memory-mapped; one tensor is read at a tim
 
 from __future__ import annotations
 
-import zlib
+import hashlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -39,12 +40,14 @@ class SafetensorsWeights:
         return set(self._file_of)
 
     def size_bytes(self, name: str) -> int:
-        with self._open(self._file_of[name]) as file:
-            view = file.get_slice(name)
-            count = 1
-            for extent in view.get_shape():
-                count *= extent
-            return count * _DTYPE_BYTES.get(view.get_dtype(), 1)
+        file_name = self._file_of[name]
+        try:
+            with self._open(file_name) as file:
+                view = file.get_slice(name)
+                shape: list[int] = view.get_shape()
+                return math.prod(shape) * _DTYPE_BYTES.get(view.get_dtype(), 1)
+        except SafetensorError as error:
+            raise self._unreadable(file_name, error) from error
 
     def load(self, name: str) -> torch.Tensor:
         file_name = self._file_of[name]
@@ -64,10 +67,11 @@ class SafetensorsWeights:
             weight_map = read_json(self._directory / _INDEX).get("weight_map")
             if not isinstance(weight_map, dict) or not weight_map:
                 raise ConfigError(f"{self._directory / _INDEX} has no weight_map.")
-            missing = {name for name in weight_map.values() if not (self._directory / name).exists()}
+            file_of = {str(name): str(file) for name, file in weight_map.items()}
+            missing = {name for name in file_of.values() if not (self._directory / name).exists()}
             if missing:
                 raise ConfigError(f"{self._directory} lacks the weight file {min(missing)}.")
-            return {str(name): str(file) for name, file in weight_map.items()}
+            return file_of
         if not (self._directory / _SINGLE).exists():
             raise ConfigError(
                 f"{self._directory} has no safetensors weights; convert it, or use --load-format dummy."
@@ -107,5 +111,6 @@ class DummyWeights:
         shape = self._shapes[name]
         if len(shape) == 1 and not name.endswith(".bias"):
             return torch.ones(shape)
-        generator = torch.Generator().manual_seed(self._seed * 2**32 + zlib.crc32(name.encode()))
+        digest = hashlib.blake2b(f"{self._seed} {name}".encode(), digest_size=8).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
         return torch.empty(shape).normal_(0.0, self._STANDARD_DEVIATION, generator=generator)

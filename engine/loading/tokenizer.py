@@ -68,14 +68,21 @@ def _from_directory(path: Path) -> TokenizerFiles:
 
 def _chat_template(path: Path, config: Mapping[str, Any]) -> str | None:
     if (path / "chat_template.jinja").exists():
-        return (path / "chat_template.jinja").read_text(encoding="utf-8")
+        return _read_text(path / "chat_template.jinja")
     template = config.get("chat_template")
     if template is None and (path / "chat_template.json").exists():
         template = read_json(path / "chat_template.json").get("chat_template")
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
+        entries = [entry for entry in template if isinstance(entry, dict)]
+        template = next((entry.get("template") for entry in entries if entry.get("name") == "default"), None)
     return template if isinstance(template, str) else None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from error
 
 
 def _special_text(value: Any) -> str | None:
@@ -93,9 +100,15 @@ def _fingerprint(path: Path) -> str:
         with path.open("rb") as file:
             digest.update(file.read(_FINGERPRINT_BYTES))
     else:
-        for source in sorted(path.glob("*token*")):
-            digest.update(source.name.encode() + b"\0" + source.read_bytes())
+        for source in sorted(file for file in path.iterdir() if _may_shape_tokenizer(file)):
+            content = source.read_bytes()
+            digest.update(f"{source.name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
+
+
+def _may_shape_tokenizer(file: Path) -> bool:
+    """Everything small: vocabularies and merges have many names, and weights none that would fit."""
+    return file.is_file() and file.stat().st_size <= _FINGERPRINT_BYTES and file.suffix != ".safetensors"
 
 
 def _convert(source: Path, target: Path) -> Path:
@@ -131,12 +144,16 @@ def _write_tokenizer(source: Path, work: Path) -> None:
         if source.is_file():
             tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
         else:
-            tokenizer = AutoTokenizer.from_pretrained(source)
+            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         tokenizer.backend_tokenizer.save(str(work / "tokenizer.json"))
     except Exception as error:  # transformers raises all kinds for a tokenizer it cannot read
-        raise ConfigError(f"The tokenizer of {source} cannot be converted: {error}.") from error
+        advice = "" if source.is_file() else "; save it there as a tokenizer.json"
+        raise ConfigError(f"The tokenizer of {source} cannot be converted{advice}.") from error
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
     special = {
-        "chat_template": tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None,
+        "chat_template": template,
         "bos_token": tokenizer.bos_token,
         "eos_token": tokenizer.eos_token,
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from engine.loading.hf_config import parse_model_config
@@ -19,8 +21,6 @@ from tests.support.tiny_models import make_model
     ],
 )
 def test_names_and_shapes_are_those_of_transformers(architecture: str, changes: dict[str, object]) -> None:
-    from pathlib import Path
-
     model = make_model(architecture, **changes)
     raw = {**model.config.to_dict(), "architectures": [f"{architecture}ForCausalLM"]}
     shapes = tensor_shapes(parse_model_config(raw, {}, Path("config.json")))

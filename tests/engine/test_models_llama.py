@@ -96,8 +96,8 @@ def test_the_residual_stream_is_float32_with_bfloat16_weights(tmp_path: Path) ->
 
 
 def test_bfloat16_logits_of_the_built_in_model_agree_within_a_stated_tolerance() -> None:
-    """Against float32 transformers: the logits, which reach 25, differ by less than 0.3 on average and
-    1.0 at most at every position of these prompts, and at nine positions in ten the best token is the same.
+    """Against float32 transformers: the logits, which reach 40, differ by less than 0.2 on average over a
+    prompt and by less than 1.0 at most, and at nine positions in ten the best token is the same.
     """
     texts = (
         "The capital of France is Paris, and the capital of Italy is",
@@ -115,7 +115,7 @@ def test_bfloat16_logits_of_the_built_in_model_agree_within_a_stated_tolerance()
         means.append(float(difference.mean()))
         worst.append(float(difference.max()))
         same += (found.argmax(dim=1) == expected.argmax(dim=1)).tolist()
-    assert max(means) < 0.3, means
+    assert max(means) < 0.2, means
     assert max(worst) < 1.0, worst
     assert sum(same) >= 0.9 * len(same)
 
