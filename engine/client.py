@@ -10,9 +10,10 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from typing import Protocol, assert_never, cast
+from typing import Protocol, assert_never
 
 from engine.config import EngineConfig
+from engine.link import EngineLink
 from engine.messages import (
     AbortRequest,
     AddRequest,
@@ -35,11 +36,9 @@ from engine.messages import (
     TokenDelta,
 )
 from engine.watchdog import ProgressWatch
-from engine.wire import FrameDecoder, WireError, encode_frame
 
 logger = logging.getLogger(__name__)
 
-_SEND_BUFFER_BYTES = 16 * 2**20
 _CLOSE_TIMEOUT_S = 10
 _LAST_WORDS_TIMEOUT_S = 2
 
@@ -118,53 +117,6 @@ class EngineStartError(RuntimeError):
         self.is_user_error = is_user_error
 
 
-class _Link(asyncio.Protocol):
-    """Bytes of the socket to events, and back. All calls on the event loop.
-
-    Bound: past ``_SEND_BUFFER_BYTES`` of unsent data ``is_congested`` is set, and the client sends no new
-    requests; what is small (aborts, resumes) still goes.
-    """
-
-    def __init__(self, on_event: Callable[[FromEngine], None], on_closed: Callable[[str], None]) -> None:
-        self._on_event = on_event
-        self._on_closed = on_closed
-        self._decoder = FrameDecoder(FromEngine)
-        self._transport: asyncio.Transport | None = None
-        self.is_congested = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses of it
-        self._transport.set_write_buffer_limits(high=_SEND_BUFFER_BYTES)
-
-    def pause_writing(self) -> None:
-        self.is_congested = True
-
-    def resume_writing(self) -> None:
-        self.is_congested = False
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            events = self._decoder.feed(data)
-        except WireError as error:
-            self._on_closed(str(error))
-            self.close()
-            return
-        for event in events:
-            self._on_event(event)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._on_closed("its connection closed" if exc is None else f"its connection broke: {exc}")
-
-    def send(self, envelope: ToEngine) -> None:
-        assert self._transport is not None
-        if not self._transport.is_closing():
-            self._transport.write(encode_frame(envelope))
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
-
-
 class EngineClient:
     """An engine in a process of its own. Implements ``Engine``; all methods run on the event loop."""
 
@@ -173,7 +125,7 @@ class EngineClient:
         self._loop = loop
         self._on_progress = on_progress
         self._watch = ProgressWatch(stall_timeout_s)
-        self._link = _Link(self._receive, self._lose)
+        self._link = EngineLink(self._receive, self._lose)
         self._process: asyncio.subprocess.Process | None = None
         self._burial: asyncio.Task[None] | None = None
         self._epoch = 0

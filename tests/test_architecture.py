@@ -22,7 +22,7 @@ ALLOWED = {
 GATEWAY_MAY_USE = {"engine.messages", "engine.client", "engine.config", "engine.process"}
 TORCH_FREE_ENGINE = (
     "messages", "config", "schedule", "request", "budget", "scheduler", "core", "wire", "watchdog",
-    "connection", "client", "process",
+    "connection", "client", "process", "link",
 )  # fmt: skip
 DECIDERS = (
     "engine.request", "engine.budget", "engine.scheduler", "engine.schedule", "engine.watchdog",

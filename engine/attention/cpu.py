@@ -3,8 +3,9 @@
 Runs on: step thread, plus numba's workers inside a call. Blocks: for the length of a call.
 Threading layer: OpenMP, chosen on purpose. A parallel call costs about 2 us in it, against 100 us and
 more in numba's own ``workqueue``, whose workers sleep and must be woken for each of the 60 calls of a
-step. Its runtime is not torch's copy, yet alternating the two was measured to cost nothing. Where the
-system has no libgomp, numba takes ``workqueue``, which allows one calling thread: the step thread.
+step. Its runtime is not torch's copy, and both let their workers spin after a call: harmless on free
+cores, ruinous on shared ones, so ``engine.process`` keeps the spinning short. Where the system has no
+libgomp, numba takes ``workqueue``, which allows one calling thread: the step thread.
 """
 
 from __future__ import annotations

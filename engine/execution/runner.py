@@ -15,13 +15,19 @@ from engine.attention.base import AttentionBackend, AttentionShape
 from engine.attention.reference import ReferenceAttention
 from engine.config import ConfigError, EngineConfig, ModelConfig
 from engine.execution.batch import build_model_input
-from engine.execution.hardware import Hardware, choose_hardware, device_memory, pool_bytes
+from engine.execution.hardware import (
+    DeviceMemory,
+    Hardware,
+    choose_hardware,
+    device_memory,
+    pool_bytes,
+)
 from engine.execution.sampler import sample
-from engine.loading.checkpoint import open_checkpoint
-from engine.loading.tokenizer import prepare_tokenizer
+from engine.loading.checkpoint import Checkpoint, open_checkpoint
+from engine.loading.tokenizer import TokenizerFiles, prepare_tokenizer
 from engine.loading.weights import load_weights
 from engine.messages import EngineInfo, SamplingParams
-from engine.models.llama import LlamaModel
+from engine.models.llama import LlamaModel, LlamaWeights
 from engine.models.rope import RopeTable
 from engine.schedule import SampledToken, SampleSpec, ScheduledChunk, SchedulerOutput, StepOutput
 from tiering.memory.device_pool import allocate_device_pool
@@ -72,44 +78,56 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> LoadedRunner:
     memory = device_memory(hardware.device)
     torch.set_num_threads(hardware.threads)
     checkpoint = open_checkpoint(config.model, config.load_format, config.seed)
-    _check_window(config.max_model_len, checkpoint.config)
+    model = checkpoint.config
+    _check_window(config.max_model_len, model)
+    if hardware.device.type == "cpu":  # a GPU's pool is what the weights leave; RAM is known before
+        _Window.fit(config, model, hardware)
     tokenizer = prepare_tokenizer(checkpoint)
-    weights = load_weights(
-        checkpoint.config, checkpoint.tensors, hardware.dtype, hardware.device, on_progress
-    )
-    window = _Window.fit(config, checkpoint.config, hardware)
+    weights = load_weights(model, checkpoint.tensors, hardware.dtype, hardware.device, on_progress)
+    window = _Window.fit(config, model, hardware)
     pool = allocate_device_pool(window.layout, window.num_blocks, hardware.dtype, hardware.device)
-    attention = _attention_backend(pool, checkpoint.config, window, hardware)
-    rope = RopeTable(checkpoint.config, max(window.max_model_len, _WARM_UP_TOKENS), hardware.device)
+    attention = _attention_backend(pool, model, window, hardware)
+    rope = RopeTable(model, max(window.max_model_len, _WARM_UP_TOKENS), hardware.device)
     runner = ModelRunner(LlamaModel(weights, rope, attention), config.block_size, hardware.device)
     _warm_up(runner)
-    model = checkpoint.config
     return LoadedRunner(
-        runner,
-        EngineInfo(
-            model_name=checkpoint.name,
-            architecture=model.architecture,
-            device=_device_name(hardware.device),
-            dtype=str(hardware.dtype).removeprefix("torch."),
-            num_parameters=sum(tensor.numel() for tensor in weights.tensors()),
-            vocab_size=model.vocab_size,
-            max_model_len=window.max_model_len,
-            block_size=config.block_size,
-            num_blocks=window.num_blocks,
-            kv_bytes=window.num_blocks * window.layout.block_bytes,
-            weight_bytes=sum(tensor.nbytes for tensor in weights.tensors()),
-            memory_total_bytes=memory.total,
-            memory_available_bytes=memory.available,
-            threads=hardware.threads,
-            attention_backend=attention.name,
-            tokenizer_dir=str(tokenizer.directory),
-            chat_template=tokenizer.chat_template,
-            bos_token=tokenizer.bos_token,
-            eos_token=tokenizer.eos_token,
-            stop_token_ids=model.eos_token_ids,
-            sampling_defaults=checkpoint.sampling_defaults,
-            notes=window.notes,
-        ),
+        runner, _describe(hardware, memory, checkpoint, weights, window, attention.name, tokenizer)
+    )
+
+
+def _describe(
+    hardware: Hardware,
+    memory: DeviceMemory,
+    checkpoint: Checkpoint,
+    weights: LlamaWeights,
+    window: _Window,
+    attention_backend: str,
+    tokenizer: TokenizerFiles,
+) -> EngineInfo:
+    tensors = weights.tensors()
+    return EngineInfo(
+        model_name=checkpoint.name,
+        architecture=checkpoint.config.architecture,
+        device=_device_name(hardware.device),
+        dtype=str(hardware.dtype).removeprefix("torch."),
+        num_parameters=sum(tensor.numel() for tensor in tensors),
+        vocab_size=checkpoint.config.vocab_size,
+        max_model_len=window.max_model_len,
+        block_size=window.layout.block_size,
+        num_blocks=window.num_blocks,
+        kv_bytes=window.num_blocks * window.layout.block_bytes,
+        weight_bytes=sum(tensor.nbytes for tensor in tensors),
+        memory_total_bytes=memory.total,
+        memory_available_bytes=memory.available,
+        threads=hardware.threads,
+        attention_backend=attention_backend,
+        tokenizer_dir=str(tokenizer.directory),
+        chat_template=tokenizer.chat_template,
+        bos_token=tokenizer.bos_token,
+        eos_token=tokenizer.eos_token,
+        stop_token_ids=checkpoint.config.eos_token_ids,
+        sampling_defaults=checkpoint.sampling_defaults,
+        notes=window.notes,
     )
 
 
