@@ -52,6 +52,21 @@ def test_pages_are_taken_as_blocks_are_written() -> None:
     assert 2**27 - 2**24 < resident_bytes() - before < 2**28
 
 
+def test_it_gets_huge_pages_where_the_kernel_gives_them() -> None:
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not setting.exists() or "[never]" in setting.read_text():
+        pytest.skip("this kernel gives no transparent huge pages")
+    before = huge_bytes()
+    pool = allocate_device_pool(layout(), 2**26 // layout().block_bytes, torch.bfloat16, CPU)
+    pool.fill_(1.0)
+    assert huge_bytes() - before >= 2**25
+
+
+def huge_bytes() -> int:
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("AnonHugePages:"))
+
+
 def test_the_memory_lives_as_long_as_the_tensor() -> None:
     view = allocate_device_pool(layout(), 4, torch.bfloat16, CPU)[2]
     view.fill_(3.0)

@@ -25,7 +25,9 @@ def allocate_device_pool(
     shape = (num_blocks, *layout.block_shape)
     if device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
-    region = mmap.mmap(-1, num_blocks * layout.block_bytes)
+    # Private: a shared mapping is shmem, for which huge pages are a system setting of its own, mostly off.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    region = mmap.mmap(-1, num_blocks * layout.block_bytes, flags=flags)
     with contextlib.suppress(AttributeError, OSError):
         region.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(region, dtype=dtype).view(shape)
