@@ -1,7 +1,8 @@
 """The real engine process around the fake executor: same sockets, threads and step loop, no model.
 
-Settings come through ``EngineConfig.model``: ``fake``, or ``fake:SECONDS`` for the time of a step,
-``fail-load`` / ``crash-load`` for an engine that cannot start, ``slow-load``, ``fail-step`` for one that breaks.
+Settings come through ``EngineConfig.model``: ``fake``, or ``fake:SECONDS`` for the time of a step;
+``fail-load``, ``crash-load`` and ``slow-load`` for an engine that does not start, ``fail-step`` for one
+that breaks.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def _info(config: EngineConfig) -> EngineInfo:
     return EngineInfo(
         model_name="fake", architecture="fake", device="cpu", dtype="none", num_parameters=0,
         vocab_size=VOCAB_SIZE, max_model_len=WINDOW, block_size=config.block_size, num_blocks=NUM_BLOCKS,
-        kv_bytes=0, weight_bytes=0, memory_total_bytes=0, memory_available_bytes=0, threads=1, attention_backend="fake", tokenizer_dir="", chat_template=None,
+        kv_bytes=0, weight_bytes=0, memory_total_bytes=0, memory_available_bytes=0, threads=1,
+        attention_backend="fake", tokenizer_dir="", chat_template=None,
         bos_token=None, eos_token=None, stop_token_ids=(),
     )  # fmt: skip
 
