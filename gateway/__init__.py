@@ -1,0 +1,1 @@
+"""The HTTP side: an OpenAI-compatible API that streams what an engine generates. Imports no torch."""

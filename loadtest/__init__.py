@@ -1,0 +1,1 @@
+"""The load test. Reserved: its package name is taken, and nothing is in it yet."""
