@@ -162,6 +162,9 @@ def _given_arguments(options: dict[str, Any]) -> list[str]:
 
 def _set_up_logging(level: str) -> None:
     logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # What is not even HTTP is answered 400; a traceback with the client's bytes for each helps nobody.
+    # Faults of ours are logged where they happen, with the request's id.
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
 
 
 if __name__ == "__main__":

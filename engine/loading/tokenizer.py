@@ -22,7 +22,7 @@ from engine.config import ConfigError
 from engine.loading.checkpoint import Checkpoint
 from engine.loading.hf_config import read_json
 
-_FORMAT = 1
+_FORMAT = 2
 _SPECIAL = "special.json"
 _FINGERPRINT_BYTES = 32 * 2**20
 
@@ -43,7 +43,7 @@ def prepare_tokenizer(checkpoint: Checkpoint) -> TokenizerFiles:
     if not checkpoint.is_gguf and (path / "tokenizer.json").exists():
         return _from_directory(path)
     directory = cache_root() / f"{_fingerprint(path)}-{_FORMAT}"
-    if not (directory / _SPECIAL).exists():
+    if not _is_whole(directory):
         directory = _convert(path, directory)
     special = read_json(directory / _SPECIAL)
     return TokenizerFiles(directory, special["chat_template"], special["bos_token"], special["eos_token"])
@@ -129,12 +129,24 @@ def _convert(source: Path, target: Path) -> Path:
 
 
 def _publish(work: Path, target: Path) -> None:
+    """Put a finished conversion in place of a damaged one; a whole one that came first stays."""
+    if not _is_whole(target):
+        shutil.rmtree(target, ignore_errors=True)
     try:
         work.rename(target)
     except OSError:
         shutil.rmtree(work, ignore_errors=True)
-        if not (target / _SPECIAL).exists():
+        if not _is_whole(target):
             raise
+
+
+def _is_whole(directory: Path) -> bool:
+    """Whether a conversion is there, with the tokenizer as long as it was written."""
+    try:
+        special = json.loads((directory / _SPECIAL).read_text(encoding="utf-8"))
+        return bool((directory / "tokenizer.json").stat().st_size == special["tokenizer_bytes"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _write_tokenizer(source: Path, work: Path) -> None:
@@ -156,5 +168,6 @@ def _write_tokenizer(source: Path, work: Path) -> None:
         "chat_template": template,
         "bos_token": tokenizer.bos_token,
         "eos_token": tokenizer.eos_token,
+        "tokenizer_bytes": (work / "tokenizer.json").stat().st_size,
     }
     (work / _SPECIAL).write_text(json.dumps(special), encoding="utf-8")

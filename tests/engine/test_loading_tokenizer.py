@@ -68,7 +68,7 @@ def finish(process: subprocess.Popen[str]) -> list[str]:
     return out.split()
 
 
-def test_two_processes_convert_at_once_and_a_third_finds_the_result(cache: Path) -> None:
+def test_two_processes_convert_at_once_a_third_finds_the_result_and_a_fourth_mends_it(cache: Path) -> None:
     racing = [start_preparing(), start_preparing()]
     results = [finish(process) for process in racing]
     assert [result[1:] for result in results] == [["<|im_start|>", "<|im_end|>", "True"]] * 2
@@ -79,6 +79,10 @@ def test_two_processes_convert_at_once_and_a_third_finds_the_result(cache: Path)
     tokenizer = Tokenizer.from_file(str(published / "tokenizer.json"))
     assert tokenizer.decode(tokenizer.encode("Hello, wörld!").ids) == "Hello, wörld!"
     assert finish(start_preparing()) == [str(published), "<|im_start|>", "<|im_end|>", "False"]
+    whole = (published / "tokenizer.json").read_bytes()
+    (published / "tokenizer.json").write_bytes(whole[:1000])
+    assert finish(start_preparing()) == [str(published), "<|im_start|>", "<|im_end|>", "True"]
+    assert (published / "tokenizer.json").read_bytes() == whole
 
 
 def test_a_cache_that_cannot_be_written(
