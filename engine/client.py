@@ -246,6 +246,8 @@ class EngineClient:
             await self._end(self._process)
         self._link.close()
         self._die("it was shut down")
+        if self._ready.done() and not self._ready.cancelled():
+            self._ready.exception()  # whoever waited for it may be gone
         if self._burial is not None:
             await self._burial
 

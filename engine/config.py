@@ -22,6 +22,7 @@ _UNITS = {
     "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40,
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
+_ABSURD_BYTES = 2**60
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*|%)\s*")
 
 
@@ -56,6 +57,8 @@ def parse_memory_size(text: str) -> MemorySize:
         raise ConfigError(f"{text!r} has an unknown unit; use KiB, MiB, GiB, TiB or %.")
     if number <= 0:
         raise ConfigError(f"{text!r} is not above zero.")
+    if number * _UNITS.get(unit, 1) >= _ABSURD_BYTES:
+        raise ConfigError("That size is more than any machine has.")
     if unit == "%":
         if number > 100:
             raise ConfigError(f"{text!r} is more than all of it.")

@@ -14,12 +14,12 @@ from rich.console import Console
 
 from gateway.doctor import run_doctor
 from gateway.lifecycle import EXIT_USER_ERROR, run_server
-from gateway.options import engine_config, engine_options
+from gateway.options import FiniteFloat, engine_config, engine_options
 from gateway.state import GatewaySettings, package_version
 from gateway.terminal_chat import ChatError, Server, own_server, run_chat
 
 _DEFAULTS = GatewaySettings()
-_SECONDS = click.FloatRange(min=0, min_open=True)
+_SECONDS = FiniteFloat(min=0, min_open=True)
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -66,7 +66,7 @@ def main() -> None:
 )
 @click.option(
     "--drain-timeout",
-    type=click.FloatRange(min=0),
+    type=FiniteFloat(min=0),
     default=_DEFAULTS.drain_timeout_s,
     show_default=True,
     help="Seconds that running answers get to finish after SIGTERM.",
@@ -107,7 +107,7 @@ def serve_command(**options: Any) -> None:
 @engine_options
 @click.option("--url", help="Base URL of a running server.  [default: start one with the options above]")
 @click.option("--api-key", envvar="TIDEGATE_API_KEY", help="Key to send to the server at --url.")
-@click.option("--temperature", type=click.FloatRange(0, 2), help="0 is greedy.  [default: the model's]")
+@click.option("--temperature", type=FiniteFloat(0, 2), help="0 is greedy.  [default: the model's]")
 def chat_command(url: str | None, api_key: str | None, temperature: float | None, **options: Any) -> None:
     """Chat in the terminal with MODEL, or with a running server."""
     console = Console(highlight=False)

@@ -6,6 +6,7 @@ refused by click with the option's name and exit code 2.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -34,6 +35,17 @@ class SizeType(click.ParamType[MemorySize]):
 _POSITIVE = click.IntRange(min=1)
 _DEFAULTS = EngineConfig(model="")
 
+
+class FiniteFloat(click.FloatRange):
+    """A number in a range; neither infinity nor NaN, which passes every comparison, is one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
 _ENGINE_OPTIONS = (
     click.argument("model", required=False, default=""),
     click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
@@ -57,7 +69,7 @@ _ENGINE_OPTIONS = (
                  help="Reuse the KV of prompts that begin alike."),
     click.option("--threads", type=_POSITIVE,
                  help="Compute threads of a CPU engine.  [default: by core count]"),
-    click.option("--seed", type=int, default=_DEFAULTS.seed, show_default=True,
+    click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=_DEFAULTS.seed, show_default=True,
                  help="Seed of dummy weights."),
 )  # fmt: skip
 

@@ -27,7 +27,9 @@ def test_a_share_of_the_tiers_memory() -> None:
     assert parse_memory_size("100%") == MemorySize(fraction=1.0)
 
 
-@pytest.mark.parametrize("text", ["", "MiB", "-1GiB", "0", "0%", "101%", "5 parsecs", "1e9", "nan", "1,5GiB"])
+@pytest.mark.parametrize(
+    "text", ["", "MiB", "-1GiB", "0", "0%", "101%", "5 parsecs", "1e9", "nan", "1,5GiB", "9" * 400]
+)
 def test_nonsense_is_refused_with_a_sentence(text: str) -> None:
     with pytest.raises(ConfigError, match=r"\.$"):
         parse_memory_size(text)

@@ -32,6 +32,9 @@ def choose_hardware(config: EngineConfig) -> Hardware:
     has_gpu = torch.cuda.is_available()
     if config.device == "cuda" and not has_gpu:
         raise ConfigError("--device cuda was asked for, but torch finds no GPU here.")
+    cores = len(os.sched_getaffinity(0))
+    if config.threads is not None and config.threads > cores:
+        raise ConfigError(f"--threads {config.threads} is more than the {cores} cores there are to use.")
     device = torch.device("cuda" if has_gpu and config.device != "cpu" else "cpu")
     if device.type == "cpu" and config.dtype == "float16":
         raise ConfigError("--dtype float16 needs a GPU; use bfloat16 or float32 on a CPU.")
