@@ -82,8 +82,9 @@ async def serve(
     listeners: Sequence[socket.socket],
     stop: asyncio.Event,
     on_started: Callable[[], None] = lambda: None,
+    hurry: asyncio.Event | None = None,
 ) -> None:
-    """Serve until ``stop`` is set, then drain. The caller closes the engine.
+    """Serve until ``stop`` is set, then drain until ``hurry`` is. The caller closes the engine.
 
     ``listeners`` are bound already (``gateway.listeners``). Raises UnsupportedTokenizerError.
     """
@@ -92,7 +93,7 @@ async def serve(
         async with running_site(gateway, listeners):
             on_started()
             await stop.wait()
-            await gateway.drain(settings.drain_timeout_s)
+            await gateway.drain(settings.drain_timeout_s, hurry)
     finally:
         await gateway.close()
 

@@ -123,7 +123,7 @@ def chat_command(url: str | None, api_key: str | None, temperature: float | None
         sys.exit(EXIT_USER_ERROR)
 
 
-@main.command("doctor")
+@main.command("doctor", short_help="Show what was found here and what a server would do with it.")
 @engine_options
 @click.option(
     "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Also write the report here."
@@ -135,8 +135,15 @@ def doctor_command(json_path: Path | None, **options: Any) -> None:
         raise click.BadParameter(f"there is no directory {json_path.parent}.", param_hint="--json")
     diagnosis = run_doctor(engine_config(options, "warning"), Console(highlight=False))
     if json_path is not None:
-        json_path.write_text(json.dumps(diagnosis.as_json(), indent=2) + "\n")
+        _write_json(json_path, diagnosis.as_json())
     sys.exit(diagnosis.exit_status)
+
+
+def _write_json(path: Path, report: dict[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(report, indent=2) + "\n")
+    except OSError as error:
+        raise click.FileError(str(path), error.strerror or str(error)) from error
 
 
 def _given_arguments(options: dict[str, Any]) -> list[str]:

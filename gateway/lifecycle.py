@@ -1,8 +1,8 @@
 """The life of one server: start the engine, serve, drain on a signal or when the engine dies.
 
 Runs on: the main thread, on uvloop. Exit status: 0 after a drain, 1 if the engine died or could not
-start through a fault of ours, 2 if a setting or path is wrong, 130 if interrupted while loading or
-told twice to stop.
+start through a fault of ours, 2 if a setting or path is wrong, 128 plus the signal's number if told to
+stop while loading, or twice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from gateway.state import GatewaySettings
 
 log = logging.getLogger("tidegate.gateway")
 
-EXIT_FAULT, EXIT_USER_ERROR, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_FAULT, EXIT_USER_ERROR, EXIT_SIGNALLED = 1, 2, 128
+_ONE_STOP_S = 1.0  # signals this close together are one: make and a supervisor may both pass theirs on
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ def run_server(config: EngineConfig, settings: GatewaySettings, *, stall_timeout
 
 
 class _Server:
-    """One run. The first signal asks it to stop, the second makes it."""
+    """One run. The first signal lets it drain, a second ends the drain, a third everything."""
 
     def __init__(
         self,
@@ -69,23 +70,32 @@ class _Server:
         self._listeners = listeners
         self._stall_timeout_s = stall_timeout_s
         self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._work: asyncio.Task[Outcome] | None = None
         self._is_loading = True
+        self._last_signal = 0
+        self._last_signal_at = float("-inf")
 
     async def run(self) -> Outcome:
         self._work = asyncio.create_task(self._load_and_serve(), name="tidegate-server")
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
+            loop.add_signal_handler(number, self._on_signal, number)
         try:
             return await self._work
         except asyncio.CancelledError:
-            return Outcome(EXIT_INTERRUPTED)
+            return Outcome(EXIT_SIGNALLED + self._last_signal)
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, number: int) -> None:
         assert self._work is not None
-        if self._is_loading or self._stop.is_set():
+        now = asyncio.get_running_loop().time()
+        if now - self._last_signal_at < _ONE_STOP_S:
+            return
+        self._last_signal, self._last_signal_at = number, now
+        if self._is_loading or self._hurry.is_set():
             self._work.cancel()
+        elif self._stop.is_set():
+            self._hurry.set()
         self._stop.set()
 
     async def _load_and_serve(self) -> Outcome:
@@ -97,10 +107,16 @@ class _Server:
         watch = asyncio.create_task(self._stop_on_death(engine), name="tidegate-stop-on-death")
         try:
             await serve(
-                engine, self._settings, self._listeners, self._stop, lambda: self._announce(engine.info)
+                engine,
+                self._settings,
+                self._listeners,
+                self._stop,
+                lambda: self._announce(engine.info),
+                self._hurry,
             )
-            died = watch.done()
-            return Outcome(EXIT_FAULT, f"The engine died: {watch.result()}.") if died else Outcome(0)
+            if watch.done():
+                return Outcome(EXIT_FAULT, f"The engine died: {watch.result()}.")
+            return Outcome(EXIT_SIGNALLED + self._last_signal if self._hurry.is_set() else 0)
         finally:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)

@@ -6,6 +6,7 @@ health check that fails is answered 503 with one word in its body that says why.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -17,6 +18,8 @@ from gateway.mailbox import ENGINE_DEAD_MESSAGE
 from gateway.metrics import CONTENT_TYPE
 from gateway.request_keys import GATEWAY
 from gateway.state import Gateway
+
+_INTEGRITY_TIMEOUT_S = 10
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
@@ -71,7 +74,10 @@ async def metrics(request: web.Request) -> web.Response:
 async def integrity(request: web.Request) -> web.Response:
     """The engine's recount of every block, on demand."""
     try:
-        report = await request.app[GATEWAY].engine.check_integrity()
+        async with asyncio.timeout(_INTEGRITY_TIMEOUT_S):
+            report = await request.app[GATEWAY].engine.check_integrity()
+    except TimeoutError:
+        raise ApiError(ErrorKind.ENGINE_BUSY, "The engine does not answer.", retry_after_s=10) from None
     except EngineDeadError:
         raise ApiError(ErrorKind.ENGINE_DEAD, ENGINE_DEAD_MESSAGE) from None
     return json_response({"problems": report.problems, "stats": report.stats})

@@ -38,6 +38,9 @@ class BodyReader:
         """Scope in which a body is held. Raises ApiError: 415, 413, 408, 429, or 400 if it is broken."""
         if "Content-Type" in request.headers and not _is_json(request.content_type):
             raise ApiError(ErrorKind.UNSUPPORTED_MEDIA_TYPE, "The body must be of type application/json.")
+        encoding = request.headers.get("Content-Encoding", "identity").lower()
+        if encoding not in ("identity", "gzip", "deflate"):
+            raise ApiError(ErrorKind.UNSUPPORTED_MEDIA_TYPE, "The body's content encoding is not supported.")
         if request.content_length is not None and request.content_length > self._max_bytes:
             raise _too_large(self._max_bytes)
         body = bytearray()

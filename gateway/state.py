@@ -144,13 +144,21 @@ class Gateway:
         health = self.engine.health()
         return "draining" if self.draining and health is EngineHealth.OK else health.value
 
-    async def drain(self, timeout_s: float) -> None:
-        """Refuse what is new, let what runs finish for ``timeout_s``, then end the rest in band."""
+    async def drain(self, timeout_s: float, hurry: asyncio.Event | None = None) -> None:
+        """Refuse what is new, let what runs finish for ``timeout_s``, then end the rest in band.
+
+        ``hurry``, once set, cuts the time short.
+        """
         self.draining = True
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self.admission.wait_idle()
-        except TimeoutError:
+        log.info("stopping; %d requests have %g s to finish", self.admission.in_flight, timeout_s)
+        waits = [asyncio.ensure_future(self.admission.wait_idle())]
+        if hurry is not None:
+            waits.append(asyncio.ensure_future(hurry.wait()))
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+        if self.admission.in_flight:
             log.warning("giving up %d requests that did not finish in time", self.admission.in_flight)
             self.streams.end_all(SHUTDOWN)
             await self._wait_for_last_words()

@@ -162,8 +162,8 @@ class _Window:
             )
         if capacity < _LEAST_USEFUL_WINDOW:
             raise ConfigError(
-                f"--device-kv holds only {capacity} tokens of {layout.token_bytes} bytes, too few for one"
-                f" sequence; raise it, or say with --max-model-len that such a short window is meant."
+                f"--device-kv holds only {capacity} tokens of this model, too few for one sequence; raise it"
+                f" to at least {_LEAST_USEFUL_WINDOW * layout.token_bytes} bytes."
             )
         note = f"the window is cut from {wanted} to {capacity} tokens, which is what --device-kv holds."
         return cls(layout, num_blocks, capacity, (note,))

@@ -44,7 +44,10 @@ def open_checkpoint(model: str, load_format: str, seed: int) -> Checkpoint:
     """Open MODEL; empty means the built-in one. ``dummy`` needs a config and no weights."""
     path = Path(os.path.abspath(os.path.expanduser(model))) if model else find_builtin_model()
     if not os.path.exists(path):
-        raise ConfigError(f"There is no model at {path}; name a Hugging Face directory or a .gguf file.")
+        raise ConfigError(
+            f"There is no model at {path}; name a Hugging Face directory or a .gguf file"
+            " on this machine; nothing is downloaded."
+        )
     name = path.name if path.is_dir() else path.stem
     defaults = SamplingDefaults()
     if path.is_dir():

@@ -55,7 +55,7 @@ def _is_in_range(defaults: SamplingDefaults) -> bool:
         and 0 < defaults.top_p <= 1
         and defaults.top_k >= -1
         and 0 <= defaults.min_p <= 1
-        and 0 < defaults.repetition_penalty <= 2
+        and 0.01 <= defaults.repetition_penalty <= 2
     )
 
 
@@ -145,6 +145,8 @@ def _head_dim(raw: Mapping[str, Any], num_heads: int, path: Path) -> int:
 def _check_supported(raw: Mapping[str, Any], path: Path) -> str:
     names = raw.get("architectures") or [raw.get("model_type", "unknown")]
     architecture = str(names[0]) if isinstance(names, list) else str(names)
+    if architecture == "unknown":
+        raise ConfigError(f"{path} names no architecture, so it is not clear what model this is.")
     if architecture not in SUPPORTED:
         raise ConfigError(f"{path} describes a {architecture}; supported are {', '.join(SUPPORTED)}.")
     if raw.get("quantization_config"):

@@ -100,6 +100,8 @@ def _single_prompt(prompt: str | list[int | str | list[int]] | None) -> str | li
         raise bad_request("prompt", "'prompt' is missing or empty.")
     if isinstance(prompt, str):
         return prompt
+    if len({isinstance(item, int) for item in prompt}) > 1:
+        raise bad_request("prompt", "'prompt' must not mix token ids with anything else.")
     first = prompt[0]
     if isinstance(first, int):
         token_ids = [item for item in prompt if isinstance(item, int)]

@@ -87,7 +87,7 @@ _RANGES = {
     "temperature": _Range(0, 2),
     "top_p": _Range(0, 1, low_is_open=True),
     "min_p": _Range(0, 1),
-    "repetition_penalty": _Range(0, 2, low_is_open=True),
+    "repetition_penalty": _Range(0.01, 2),
     "presence_penalty": _Range(-2, 2),
     "frequency_penalty": _Range(-2, 2),
 }
@@ -102,7 +102,7 @@ def check_fields(
     _check_n(wire.n)
     if max_tokens is not None and max_tokens < 1:
         raise bad_request("max_tokens", "'max_tokens' must be at least 1.")
-    if wire.stream_options is not None and not wire.stream:
+    if wire.stream_options is not None and wire.stream_options.include_usage and not wire.stream:
         raise bad_request("stream_options", "'stream_options' goes with 'stream': true only.")
     options = wire.stream_options
     return CheckedFields(

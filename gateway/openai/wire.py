@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.errors import ApiError, ErrorKind, bad_request, unsupported
+from gateway.errors import ApiError, ErrorKind, bad_request, clip, unsupported
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -72,7 +72,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     # completions
     "echo": (False,),
-    "suffix": (),
+    "suffix": ("",),
     # chat
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -116,7 +116,9 @@ def _wrong_type(message: str) -> ApiError:
     unknown = _UNKNOWN_FIELD.match(what)
     if unknown:
         name = f"{path}.{unknown['name']}" if path else unknown["name"]
-        return ApiError(ErrorKind.UNSUPPORTED, "This parameter is not known here.", param=name)
+        return ApiError(
+            ErrorKind.UNSUPPORTED, f"The parameter '{clip(name, 64)}' is not known here.", param=name
+        )
     where = f"'{path}'" if path else "the request body"
     return bad_request(path, f"Wrong value for {where}: {what[:1].lower()}{what[1:]}.")
 

@@ -164,7 +164,7 @@ def test_end_tokens_come_from_both_files_and_from_the_vocabulary(tmp_path: Path)
         ({**MISTRAL, "sliding_window": "wide"}, "sliding_window"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM"),
-        ({"architectures": []}, "unknown"),
+        ({"architectures": []}, "names no architecture"),
         ({"architectures": None, "model_type": "gpt2"}, "gpt2"),
         ({"architectures": [["LlamaForCausalLM"]]}, "supported"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantized"),

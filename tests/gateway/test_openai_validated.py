@@ -54,7 +54,7 @@ def refused(model: ModelContext, /, **fields: Any) -> ApiError:
         ("temperature", [0, 0.5, 2], [-0.1, 2.1, 3, -1, NAN, INFINITY, -INFINITY]),
         ("top_p", [0.01, 1], [0, -1, 1.01, NAN, INFINITY]),
         ("min_p", [0, 1], [-0.1, 1.1, NAN]),
-        ("repetition_penalty", [0.1, 1, 2], [0, -1, 2.5, NAN, INFINITY]),
+        ("repetition_penalty", [0.01, 1, 2], [0, 1e-38, -1, 2.5, NAN, INFINITY]),
         ("presence_penalty", [-2, 0, 2], [-2.1, 10, -10, NAN]),
         ("frequency_penalty", [-2, 0, 2], [-2.1, 10, -10, NAN]),
         ("top_k", [-1, 0, 1, 10**30], [-2, -(10**30)]),

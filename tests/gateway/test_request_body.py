@@ -31,6 +31,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/j
         (b'{"prompt": "Hi"}', {"Content-Type": "text/plain"}, 415),
         (b"prompt=Hi", {"Content-Type": "application/x-www-form-urlencoded"}, 415),
         (b'{"prompt": "Hi"}', {"Content-Type": "application/json; charset=utf-8"}, 200),
+        (b'{"prompt": "Hi"}', {**JSON, "Content-Encoding": "zzz"}, 415),
         (b"not gzip", {**JSON, "Content-Encoding": "gzip"}, 400),
         (gzip.compress(b'{"prompt": "Hi"}'), {**JSON, "Content-Encoding": "gzip"}, 200),
         (gzip.compress(b" " * 20_000_000), {**JSON, "Content-Encoding": "gzip"}, 413),
