@@ -151,9 +151,9 @@ class Gateway:
         """
         self.draining = True
         log.info("stopping; %d requests have %g s to finish", self.admission.in_flight, timeout_s)
-        waits = [asyncio.ensure_future(self.admission.wait_idle())]
+        waits: list[asyncio.Task[object]] = [asyncio.create_task(self.admission.wait_idle())]
         if hurry is not None:
-            waits.append(asyncio.ensure_future(hurry.wait()))
+            waits.append(asyncio.create_task(hurry.wait()))
         await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
