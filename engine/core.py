@@ -67,10 +67,6 @@ class EngineCore:
         """Whether ``step`` would advance anything."""
         return self._scheduler.has_work()
 
-    def request_ids(self) -> tuple[str, ...]:
-        """Requests that are not finished."""
-        return self._scheduler.request_ids()
-
     def step(self) -> StepReport:
         """Advance what can be advanced: schedule, execute, update. Call it only if ``has_work``."""
         started = self._clock()

@@ -125,14 +125,17 @@ class Scheduler:
         """Choose the next step's chunks, decodes first."""
         budget = StepBudget(self._config.max_num_batched_tokens, self._config.max_num_seqs)
         chunks: list[ScheduledChunk] = []
-        self._schedule_decodes(budget, chunks)
-        self._schedule_prefills(budget, chunks)
+        runnable = self._runnable()
+        self._schedule_decodes(runnable, budget, chunks)
+        self._schedule_prefills(runnable, budget, chunks)
         self._admit(budget, chunks)
         return SchedulerOutput(chunks=tuple(chunks))
 
-    def _schedule_decodes(self, budget: StepBudget, chunks: list[ScheduledChunk]) -> None:
+    def _schedule_decodes(
+        self, runnable: Sequence[Request], budget: StepBudget, chunks: list[ScheduledChunk]
+    ) -> None:
         """One token each, by arrival: so a victim, which arrived later, has no chunk yet."""
-        for request in self._runnable():
+        for request in runnable:
             if budget.exhausted:
                 return
             if request.num_uncomputed_tokens > 1 or request.status is not RequestStatus.RUNNING:
@@ -140,14 +143,18 @@ class Scheduler:
             if self._make_room(request):
                 chunks.append(self._next_chunk(request, budget))
 
-    def _schedule_prefills(self, budget: StepBudget, chunks: list[ScheduledChunk]) -> None:
-        for request in self._runnable():
+    def _schedule_prefills(
+        self, runnable: Sequence[Request], budget: StepBudget, chunks: list[ScheduledChunk]
+    ) -> None:
+        """The next chunk of each prompt that is partly computed; what was just preempted has none."""
+        for request in runnable:
             if budget.exhausted:
                 return
-            if request.num_uncomputed_tokens > 1:
+            if request.status is RequestStatus.RUNNING and request.num_uncomputed_tokens > 1:
                 chunks.append(self._next_chunk(request, budget))
 
     def _runnable(self) -> list[Request]:
+        """Running requests whose clients read, by arrival."""
         runnable = (request for request in self._running.values() if not request.paused)
         return sorted(runnable, key=lambda request: request.arrival_index)
 
