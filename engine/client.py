@@ -19,12 +19,14 @@ from engine.messages import (
     AddRequest,
     CheckIntegrity,
     Configure,
+    DescribeKv,
     EngineCommand,
     EngineFailed,
     EngineInfo,
     EngineStats,
     FromEngine,
     IntegrityReport,
+    KvReport,
     LoadFailed,
     LoadProgress,
     PauseRequest,
@@ -100,6 +102,8 @@ class Engine(Protocol):
 
     async def check_integrity(self) -> IntegrityReport: ...
 
+    async def describe_kv(self, limit: int) -> KvReport: ...
+
     def add_step_listener(self, listener: StepListener) -> None: ...
 
     async def wait_dead(self) -> str:
@@ -135,8 +139,8 @@ class EngineClient:
         self._stats = EngineStats()
         self._sinks: dict[str, DeltaSink] = {}
         self._paused: set[str] = set()
-        self._checks: dict[int, asyncio.Future[IntegrityReport]] = {}
-        self._num_checks = 0
+        self._answers: dict[int, asyncio.Future[IntegrityReport | KvReport]] = {}
+        self._num_questions = 0
         self._listeners: list[StepListener] = []
 
     @classmethod
@@ -225,12 +229,22 @@ class EngineClient:
         return EngineHealth.STALLED if self._watch.is_stalled(self._loop.time()) else EngineHealth.OK
 
     async def check_integrity(self) -> IntegrityReport:
+        answer = await self._ask(CheckIntegrity)
+        assert isinstance(answer, IntegrityReport)
+        return answer
+
+    async def describe_kv(self, limit: int) -> KvReport:
+        answer = await self._ask(lambda check_id: DescribeKv(check_id, limit))
+        assert isinstance(answer, KvReport)
+        return answer
+
+    async def _ask(self, question: Callable[[int], EngineCommand]) -> IntegrityReport | KvReport:
         if self._dead.done():
             raise EngineDeadError(self._dead.result())
-        self._num_checks += 1
-        answer: asyncio.Future[IntegrityReport] = self._loop.create_future()
-        self._checks[self._num_checks] = answer
-        self._send(CheckIntegrity(self._num_checks))
+        self._num_questions += 1
+        answer: asyncio.Future[IntegrityReport | KvReport] = self._loop.create_future()
+        self._answers[self._num_questions] = answer
+        self._send(question(self._num_questions))
         return await answer
 
     def add_step_listener(self, listener: StepListener) -> None:
@@ -293,13 +307,12 @@ class EngineClient:
             case LoadProgress():
                 self._on_progress(envelope.body)
             case Ready(info):
-                self._stats = EngineStats(blocks_free=info.num_blocks)
                 if not self._ready.done():
                     self._ready.set_result(info)
             case LoadFailed(message, is_user_error):
                 self._fail_start(message, is_user_error)
-            case IntegrityReport(check_id):
-                answer = self._checks.pop(check_id, None)
+            case IntegrityReport(check_id) | KvReport(check_id):
+                answer = self._answers.pop(check_id, None)
                 if answer is not None and not answer.done():
                     answer.set_result(envelope.body)
             case EngineFailed(message):
@@ -349,10 +362,10 @@ class EngineClient:
         error = EngineDeadError(reason)
         for sink in sinks.values():
             sink.fail(error)
-        for answer in self._checks.values():
+        for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(error)
-        self._checks.clear()
+        self._answers.clear()
 
 
 def _how_it_ended(exit_status: int) -> str:

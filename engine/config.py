@@ -66,6 +66,27 @@ def parse_memory_size(text: str) -> MemorySize:
     return MemorySize(num_bytes=int(number * _UNITS[unit]))
 
 
+class DiskTier(msgspec.Struct, frozen=True):
+    """A directory for KV blocks and the space to take there; None: choose when it is opened."""
+
+    path: str
+    size: MemorySize | None = None
+
+    def __str__(self) -> str:
+        """In the form that ``parse_disk_tier`` reads."""
+        return self.path if self.size is None else f"{self.path}:{self.size}"
+
+
+def parse_disk_tier(text: str) -> DiskTier:
+    """Read ``PATH`` or ``PATH:SIZE``. Raises ConfigError for no path, or what follows the last colon."""
+    path, colon, size = text.rpartition(":")
+    if not colon:
+        path = text
+    if not path or "\0" in text:
+        raise ConfigError(f"{text!r} is not a directory with a size; write it like /var/cache/kv:20GiB.")
+    return DiskTier(path, parse_memory_size(size) if colon else None)
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything the engine process needs to start. None means: choose a sensible value at load."""
 
@@ -76,6 +97,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None
     block_size: int = 16
     device_kv: MemorySize | None = None
+    host_kv: MemorySize | None = None
+    disk_kv: DiskTier | None = None
+    eviction: str = "lru"
+    write_policy: str = "back"
+    restore: str = "adaptive"
+    kv_checksums: bool = False
+    deterministic: bool = False
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     seed: int = 0

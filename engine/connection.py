@@ -4,7 +4,8 @@ Runs on: threads ``engine-read`` and ``engine-write``, which only decode and enc
 is called by the step thread. At its bound the inbox stops reading (the kernel's socket buffer then
 holds the gateway back) and the outbox makes the step thread wait. Once the peer is gone nothing
 blocks: what is sent is dropped and ``get`` answers None. A gateway that is alive but has stopped reading
-holds up the step thread, and only that: ``close`` gives up on it after its time-out.
+holds up the step thread, and only that: ``close`` gives up on it after its time-out. A copy that ends
+calls ``wake``, so the inbox is the step thread's one place to wait.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class EngineConnection:
         self._inbox: queue.Queue[EngineCommand | None] = queue.Queue(INBOX_BOUND)
         self._outbox: queue.Queue[EngineEvent | None] = queue.Queue(OUTBOX_BOUND)
         self._closed = threading.Event()
+        self._awake = threading.Event()
         self._reader = threading.Thread(target=self._read, name="engine-read", daemon=True)
         self._writer = threading.Thread(target=self._write, name="engine-write", daemon=True)
         self._reader.start()
@@ -48,15 +50,30 @@ class EngineConnection:
         """Wait for the next command; None once the gateway is gone."""
         return self._inbox.get()
 
-    def poll(self) -> list[EngineCommand | None]:
-        """The commands that have arrived, without waiting; None among them: the gateway is gone."""
-        commands: list[EngineCommand | None] = []
+    def poll(self) -> list[EngineCommand]:
+        """The commands that have arrived, without waiting."""
+        self._awake.clear()
+        commands: list[EngineCommand] = []
         while len(commands) < INBOX_BOUND:
             try:
-                commands.append(self._inbox.get_nowait())
+                command = self._inbox.get_nowait()
             except queue.Empty:
                 break
+            if command is not None:
+                commands.append(command)
         return commands
+
+    def wait(self) -> list[EngineCommand]:
+        """Wait until a command arrives, ``wake`` is called or the gateway is gone; the commands there are."""
+        first = self._inbox.get()
+        return self.poll() if first is None else [first, *self.poll()]
+
+    def wake(self) -> None:
+        """Let ``wait`` return, now or when it is next called. From any thread; never blocks."""
+        if not self._awake.is_set():
+            self._awake.set()
+            with contextlib.suppress(queue.Full):  # then there is enough in it to wake anybody
+                self._inbox.put_nowait(None)
 
     def send(self, event: EngineEvent) -> None:
         """Queue an event; waits while the outbox is full and the gateway alive."""

@@ -1,7 +1,7 @@
 """The spine: one engine step from queued requests to token deltas.
 
-Runs on: step thread, sole owner of scheduler, block manager and executor. Blocks: only in
-``Executor.execute``, the one host wait of a step.
+Runs on: step thread, sole owner of scheduler, block manager, transfers and executor. Blocks: only in
+``Executor.execute``, the one host wait of a step. Copies are polled once a step and never waited for.
 """
 
 from __future__ import annotations
@@ -9,11 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from engine.messages import AddRequest, EngineStats, FinishReason, StepReport, TokenDelta
+from engine.messages import (
+    AddRequest,
+    EngineStats,
+    FinishReason,
+    KvReport,
+    SequenceKv,
+    StepReport,
+    TierStats,
+    TokenDelta,
+    TransferStats,
+)
+from engine.request import Request
 from engine.schedule import SchedulerOutput, StepOutput
 from engine.scheduler import Scheduler
 from tiering import integrity
 from tiering.block_manager import BlockManager
+from tiering.block_pool import BlockPool
+from tiering.transfers import TransferEngine
+from tiering.types import Tier
 
 
 class Executor(Protocol):
@@ -22,26 +36,39 @@ class Executor(Protocol):
     def execute(self, plan: SchedulerOutput) -> StepOutput: ...
 
 
+def _no_new_blocks() -> int:
+    return 0
+
+
 class EngineCore:
-    """Takes requests in, advances all of them step by step, and reports what came out."""
+    """Takes requests in, advances all of them step by step, and reports what came out.
+
+    ``take_new_host_blocks`` says how many blocks the host tier has gained since it was last asked: its
+    memory is taken in the background.
+    """
 
     def __init__(
         self,
         scheduler: Scheduler,
         blocks: BlockManager,
+        transfers: TransferEngine,
         executor: Executor,
         *,
         max_model_len: int,
         vocab_size: int,
         clock: Callable[[], float],
+        take_new_host_blocks: Callable[[], int] = _no_new_blocks,
     ) -> None:
         self._scheduler = scheduler
         self._blocks = blocks
+        self._transfers = transfers
         self._executor = executor
         self._max_model_len = max_model_len
         self._vocab_size = vocab_size
         self._clock = clock
+        self._take_new_host_blocks = take_new_host_blocks
         self._num_steps = 0
+        self._is_stalled = False
         self._refused: list[TokenDelta] = []
 
     def add(self, message: AddRequest) -> None:
@@ -63,19 +90,27 @@ class EngineCore:
     def resume(self, request_id: str) -> None:
         self._scheduler.resume(request_id)
 
-    def has_work(self) -> bool:
-        """Whether ``step`` would advance anything."""
-        return self._scheduler.has_work()
+    def can_step(self) -> bool:
+        """Whether to step on at once. If not, wait for a command, or for a copy to end, and then step."""
+        return self._scheduler.has_work() and not self._is_stalled
 
     def step(self) -> StepReport:
-        """Advance what can be advanced: schedule, execute, update. Call it only if ``has_work``."""
+        """Advance what can be advanced: take in copies, schedule, order copies, execute, update."""
         started = self._clock()
-        plan = self._scheduler.schedule()
-        assert plan.chunks, "work is pending, but nothing was scheduled"
+        self._take_in_copies()
+        plan = self._scheduler.schedule(started)
+        self._order_copies()
         scheduled = self._clock()
+        self._is_stalled = not plan.chunks
+        if self._is_stalled:
+            assert self._transfers.num_pending or not self._scheduler.has_work(), "nothing can go on"
+            self._order_cleaning()
+            return self._report((), {})
         output = self._executor.execute(plan)
         executed = self._clock()
+        self._blocks.costs.observe_step(plan.num_tokens, plan.num_pairs, executed - scheduled)
         deltas = self._scheduler.update(plan, output)
+        self._order_cleaning()
         self._num_steps += 1
         stage_seconds = {
             "schedule": scheduled - started,
@@ -84,35 +119,100 @@ class EngineCore:
         }
         return self._report(deltas, stage_seconds)
 
-    def report_idle(self) -> StepReport:
-        """Present figures, and refusals, when there is nothing to step."""
-        return self._report((), {})
+    def close(self, timeout_s: float) -> None:
+        """Save to disk what only a faster tier has, for at most ``timeout_s``, and end the copies."""
+        for request_id in self._scheduler.request_ids():
+            self._scheduler.abort(request_id)
+        deadline = self._clock() + timeout_s
+        while (left := deadline - self._clock()) > 0:
+            self._blocks.tiers.flush()
+            self._order_copies()
+            results = self._transfers.drain(left)
+            if not results:
+                break
+            self._scheduler.complete(results)
+        self._transfers.close()
+
+    def _take_in_copies(self) -> None:
+        if new_blocks := self._take_new_host_blocks():
+            self._blocks.tiers.pool(Tier.HOST).extend(new_blocks)
+        self._scheduler.call_off_loads()
+        self._order_copies()
+        self._scheduler.complete(self._transfers.poll())
+        for kind, seconds in self._transfers.take_observations():
+            self._blocks.costs.observe_copy(kind, seconds)
+
+    def _order_copies(self) -> None:
+        orders = self._blocks.tiers.take_orders()
+        if orders.submit:
+            self._transfers.submit(orders.submit)
+        if orders.cancel:
+            self._transfers.cancel(orders.cancel)
+
+    def _order_cleaning(self) -> None:
+        self._blocks.tiers.clean_ahead()
+        self._order_copies()
 
     def problems(self) -> tuple[str, ...]:
         """Recount requests and blocks from scratch."""
         return (*self._scheduler.problems(), *integrity.check(self._blocks))
 
     def stats(self) -> EngineStats:
-        usage, totals = self._blocks.usage(), self._scheduler.totals
+        totals = self._scheduler.totals
         return EngineStats(
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting,
+            num_swapped=self._scheduler.num_swapped,
+            num_restoring=self._scheduler.num_restoring,
             num_paused=self._scheduler.num_paused,
-            blocks_free=usage.free,
-            blocks_cached=usage.cached,
-            blocks_in_use=usage.in_use,
+            blocks_in_use=sum(
+                pool.usage().in_use + pool.usage().copying for _, pool in self._blocks.tiers.pools()
+            ),
             prompt_tokens_total=totals.prompt_tokens,
             generated_tokens_total=totals.generated_tokens,
-            hit_tokens_total=totals.hit_tokens,
             recomputed_tokens_total=totals.recomputed_tokens,
-            preemptions_total=totals.preemptions,
-            evictions_total=self._blocks.pool.evictions_total,
+            tiers={
+                str(tier): _tier_stats(pool, totals.hit_tokens[tier])
+                for tier, pool in self._blocks.tiers.pools()
+            },
+            transfers={
+                str(kind): TransferStats(
+                    t.num_done,
+                    t.num_failed,
+                    t.num_corrupt,
+                    t.num_bytes,
+                    t.copy_s,
+                    t.queue_s,
+                    t.cpu_s,
+                    tuple(t.buckets),
+                )
+                for kind, t in self._transfers.totals.items()
+            },
+            preemptions=dict(totals.preemptions),
         )
+
+    def describe_kv(self, check_id: int, limit: int) -> KvReport:
+        """Where the blocks of each request are, for at most ``limit`` requests, first in line first."""
+        requests = sorted(self._scheduler.queues, key=lambda request: request.order)
+        sequences = tuple(self._describe(request) for request in requests[:limit])
+        return KvReport(check_id, len(requests), sequences, self.stats())
 
     def _report(self, deltas: tuple[TokenDelta, ...], stage_seconds: dict[str, float]) -> StepReport:
         refused, self._refused = tuple(self._refused), []
         return StepReport(
             step=self._num_steps, deltas=refused + deltas, stats=self.stats(), stage_seconds=stage_seconds
+        )
+
+    def _describe(self, request: Request) -> SequenceKv:
+        return SequenceKv(
+            request_id=request.request_id,
+            status=request.status.value,
+            priority=request.priority,
+            num_tokens=request.num_tokens,
+            num_computed_tokens=request.num_computed_tokens,
+            num_preemptions=request.num_preemptions,
+            paused=request.paused,
+            blocks=self._blocks.places(request.request_id, request.num_computed_tokens),
         )
 
     def _why_refuse(self, message: AddRequest) -> str | None:
@@ -128,3 +228,16 @@ class EngineCore:
         if self._scheduler.has_request(message.request_id):
             return f"Request id {message.request_id} is already in use."
         return None
+
+
+def _tier_stats(pool: BlockPool, hit_tokens: int) -> TierStats:
+    usage = pool.usage()
+    return TierStats(
+        blocks_free=usage.free,
+        blocks_cached=usage.cached,
+        blocks_in_use=usage.in_use,
+        blocks_copying=usage.copying,
+        eviction=pool.eviction_name,
+        evictions_total=pool.evictions_total,
+        hit_tokens_total=hit_tokens,
+    )

@@ -13,6 +13,10 @@ import enum
 import msgspec
 
 from engine.config import EngineConfig
+from tiering.transfers import SECONDS_BUCKETS
+
+KV_TRANSFER_BUCKETS = SECONDS_BUCKETS
+"""Upper bounds, in seconds, of the buckets in ``TransferStats``."""
 
 
 class FinishReason(enum.StrEnum):
@@ -58,12 +62,18 @@ class Configure(msgspec.Struct, frozen=True, tag=True):
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Start a request. ``cache_salt`` comes from the authenticated tenant, never from the caller."""
+    """Start a request. ``cache_salt`` comes from the authenticated tenant, never from the caller.
+
+    The lower ``priority`` goes first. ``expected_return_s``: how long after the end of this request its
+    session is expected to come back with more, None if it did not say.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     cache_salt: bytes = b""
+    priority: int = 0
+    expected_return_s: float | None = None
 
 
 class AbortRequest(msgspec.Struct, frozen=True, tag=True):
@@ -90,12 +100,26 @@ class CheckIntegrity(msgspec.Struct, frozen=True, tag=True):
     check_id: int
 
 
+class DescribeKv(msgspec.Struct, frozen=True, tag=True):
+    """Answer with a ``KvReport`` of at most ``limit`` requests."""
+
+    check_id: int
+    limit: int
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Abort what runs and leave."""
 
 
 EngineCommand = (
-    Configure | AddRequest | AbortRequest | PauseRequest | ResumeRequest | CheckIntegrity | Shutdown
+    Configure
+    | AddRequest
+    | AbortRequest
+    | PauseRequest
+    | ResumeRequest
+    | CheckIntegrity
+    | DescribeKv
+    | Shutdown
 )
 
 
@@ -137,21 +161,59 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None
 
 
+class TierStats(msgspec.Struct, frozen=True, array_like=True):
+    """Blocks of one tier by use, its eviction policy, and running totals."""
+
+    blocks_free: int
+    blocks_cached: int
+    blocks_in_use: int
+    blocks_copying: int
+    eviction: str
+    evictions_total: int
+    hit_tokens_total: int
+
+
+class TransferStats(msgspec.Struct, frozen=True, array_like=True):
+    """Running totals of one kind of move. ``buckets`` counts finished copies by their seconds.
+
+    The bounds are ``KV_TRANSFER_BUCKETS``; the last entry is above them all. ``queue_s`` sums
+    the seconds from a move's order to its start, ``cpu_s`` the processor time of copy threads.
+    """
+
+    num_done: int
+    num_failed: int
+    num_corrupt: int
+    num_bytes: int
+    copy_s: float
+    queue_s: float
+    cpu_s: float
+    buckets: tuple[int, ...]
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Gauges and running totals, as of the end of a step. Totals only grow within an epoch."""
+    """Gauges and running totals, as of the end of a step. Totals only grow within an epoch.
+
+    ``tiers`` is keyed by tier, ``transfers`` by kind of move, ``preemptions`` by ``kind/cause`` (swap or
+    recompute; pressure or slow_reader). ``blocks_in_use``: referenced blocks of all tiers, those under a
+    copy included.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
+    num_swapped: int = 0
+    num_restoring: int = 0
     num_paused: int = 0
-    blocks_free: int = 0
-    blocks_cached: int = 0
     blocks_in_use: int = 0
     prompt_tokens_total: int = 0
     generated_tokens_total: int = 0
-    hit_tokens_total: int = 0
     recomputed_tokens_total: int = 0
-    preemptions_total: int = 0
-    evictions_total: int = 0
+    tiers: dict[str, TierStats] = {}
+    transfers: dict[str, TransferStats] = {}
+    preemptions: dict[str, int] = {}
+
+    @property
+    def preemptions_total(self) -> int:
+        return sum(self.preemptions.values())
 
 
 class StepReport(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -187,9 +249,11 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What was loaded. ``tokenizer_dir`` holds ``tokenizer.json``; ``stop_token_ids`` end a text.
 
-    ``kv_bytes`` is what the device pool takes; ``memory_*_bytes`` are of the memory it is in, before
-    loading, within the control group's limit; ``notes`` are sentences that ``tidegate doctor`` and
-    the start-up log show (fallbacks chosen, settings without effect).
+    ``kv_bytes`` is what the device pool takes; ``host_*`` and ``disk_*`` are of the other tiers, 0 for one
+    that is off; ``disk_blocks_found`` were on disk already; ``policies`` are eviction, write and restore.
+    ``memory_*_bytes`` are of the memory that the device pool is in, before loading, within the control
+    group's limit; ``notes`` are sentences that ``tidegate doctor`` and the start-up log show (fallbacks
+    chosen, settings without effect).
     """
 
     model_name: str
@@ -214,6 +278,13 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...]
     sampling_defaults: SamplingDefaults = SamplingDefaults()
     notes: tuple[str, ...] = ()
+    host_blocks: int = 0
+    host_kv_bytes: int = 0
+    disk_blocks: int = 0
+    disk_kv_bytes: int = 0
+    disk_blocks_found: int = 0
+    deterministic: bool = False
+    policies: tuple[str, str, str] = ("lru", "back", "adaptive")
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -240,13 +311,39 @@ class IntegrityReport(msgspec.Struct, frozen=True, tag=True):
     stats: EngineStats
 
 
+class SequenceKv(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one request's blocks are.
+
+    ``blocks`` has a letter for each logical block: D device, H host slot; for a block that is coming back,
+    h from host or d from disk; and ``.`` for one that is still to be computed.
+    """
+
+    request_id: str
+    status: str
+    priority: int
+    num_tokens: int
+    num_computed_tokens: int
+    num_preemptions: int
+    paused: bool
+    blocks: str
+
+
+class KvReport(msgspec.Struct, frozen=True, tag=True):
+    """Answer to ``DescribeKv``; ``num_requests`` counts those left out too."""
+
+    check_id: int
+    num_requests: int
+    sequences: tuple[SequenceKv, ...]
+    stats: EngineStats
+
+
 class EngineFailed(msgspec.Struct, frozen=True, tag=True):
     """The step loop raised; the engine is about to exit."""
 
     message: str
 
 
-EngineEvent = StepReport | LoadProgress | Ready | LoadFailed | IntegrityReport | EngineFailed
+EngineEvent = StepReport | LoadProgress | Ready | LoadFailed | IntegrityReport | KvReport | EngineFailed
 
 
 class FromEngine(msgspec.Struct, frozen=True, array_like=True):

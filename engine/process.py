@@ -26,6 +26,7 @@ from engine.messages import (
     AddRequest,
     CheckIntegrity,
     Configure,
+    DescribeKv,
     EngineCommand,
     EngineFailed,
     EngineInfo,
@@ -40,6 +41,8 @@ from engine.messages import (
 
 logger = logging.getLogger(__name__)
 
+_SAVE_TIMEOUT_S = 5.0  # for blocks on their way to disk at shutdown; the gateway waits twice as long
+
 
 class EngineServer:
     """The step loop. Waits on the inbox, its one wake-up, only when nothing can be stepped."""
@@ -51,22 +54,12 @@ class EngineServer:
 
     def run(self) -> None:
         """Serve until ``Shutdown`` or until the gateway is gone."""
-        while not self._stopping:
-            commands = self._connection.poll() if self._core.has_work() else [self._connection.get()]
-            self._handle_all(commands)
-            if self._stopping:
-                return
-            if self._core.has_work():
-                self._connection.send(self._core.step())
-            elif commands:
-                self._connection.send(self._core.report_idle())
-
-    def _handle_all(self, commands: Sequence[EngineCommand | None]) -> None:
-        for command in commands:
-            if command is None:
-                self._stopping = True
-            else:
+        while True:
+            for command in self._connection.poll() if self._core.can_step() else self._connection.wait():
                 self._handle(command)
+            if self._stopping or self._connection.is_closed:
+                return
+            self._connection.send(self._core.step())
 
     def _handle(self, command: EngineCommand) -> None:
         match command:
@@ -80,6 +73,8 @@ class EngineServer:
                 self._core.resume(request_id)
             case CheckIntegrity(check_id):
                 self._connection.send(IntegrityReport(check_id, self._core.problems(), self._core.stats()))
+            case DescribeKv(check_id, limit):
+                self._connection.send(self._core.describe_kv(check_id, limit))
             case Shutdown():
                 self._stopping = True
             case Configure():
@@ -96,18 +91,24 @@ class CoreBuilder(Protocol):
         config: EngineConfig,
         on_progress: Callable[[str, int, int], None],
         clock: Callable[[], float],
-    ) -> tuple[EngineCore, EngineInfo]: ...
+        wake: Callable[[], None],
+    ) -> tuple[EngineCore, EngineInfo]:
+        """``wake`` lets the step loop go on when it waits; it may be called from any thread."""
+        ...
 
 
 def _build_real_core(
-    config: EngineConfig, on_progress: Callable[[str, int, int], None], clock: Callable[[], float]
+    config: EngineConfig,
+    on_progress: Callable[[str, int, int], None],
+    clock: Callable[[], float],
+    wake: Callable[[], None],
 ) -> tuple[EngineCore, EngineInfo]:
     # OpenMP's workers spin after each parallel region, which on few cores takes the time of whoever else
     # has work, the gateway first. libgomp reads this once, when torch loads it.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     from engine.startup import build_core  # here, so that this module imports without torch
 
-    return build_core(config, on_progress, clock)
+    return build_core(config, on_progress, clock, wake)
 
 
 def _load(connection: EngineConnection, config: EngineConfig, build: CoreBuilder) -> EngineCore | None:
@@ -119,7 +120,7 @@ def _load(connection: EngineConnection, config: EngineConfig, build: CoreBuilder
         connection.send(LoadProgress(phase, done, total))
 
     try:
-        core, info = build(config, on_progress, time.perf_counter)
+        core, info = build(config, on_progress, time.perf_counter, connection.wake)
     except ConfigError as error:
         connection.send(LoadFailed(str(error), is_user_error=True))
         return None
@@ -140,6 +141,7 @@ def _serve(connection: EngineConnection, core: EngineCore) -> int:
         logger.exception("the step loop failed")
         connection.send(EngineFailed(f"{type(error).__name__}: {error}"))
         return 1
+    core.close(_SAVE_TIMEOUT_S)
     return 0
 
 

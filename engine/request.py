@@ -15,26 +15,52 @@ from tiering.types import BlockHash, IllegalTransitionError
 
 
 class RequestStatus(enum.Enum):
-    """``WAITING`` holds no blocks: it never ran, or was preempted (then its tokens are all kept)."""
+    """Where a request and its KV are.
+
+    ``WAITING`` holds nothing: it never ran, or lost its KV (its tokens are all kept). ``SWAPPED`` and
+    ``SWAPPING_OUT`` hold host slots, the others device blocks. ``RESTORING`` may be computed at its front
+    while its tail is loaded; ``SWAPPING_IN`` only waits.
+    """
 
     WAITING = "waiting"
     RUNNING = "running"
+    SWAPPING_OUT = "swapping_out"
+    SWAPPED = "swapped"
+    SWAPPING_IN = "swapping_in"
+    RESTORING = "restoring"
     FINISHED = "finished"
 
 
 class RequestEvent(enum.Enum):
     """What can happen to a request."""
 
-    ADMIT = "admit"
-    PREEMPT = "preempt"
+    ADMIT = "be admitted"
+    LOAD = "be loaded"
+    OVERLAP = "be restored from both ends"
+    RESTORED = "be whole again"
+    PREEMPT = "lose its blocks"
+    SWAP_OUT = "be swapped out"
+    SWAPPED = "end its swap-out"
     FINISH = "finish"
 
 
+_S, _E = RequestStatus, RequestEvent
 TRANSITIONS: dict[tuple[RequestStatus, RequestEvent], RequestStatus] = {
-    (RequestStatus.WAITING, RequestEvent.ADMIT): RequestStatus.RUNNING,
-    (RequestStatus.RUNNING, RequestEvent.PREEMPT): RequestStatus.WAITING,
-    (RequestStatus.RUNNING, RequestEvent.FINISH): RequestStatus.FINISHED,
-    (RequestStatus.WAITING, RequestEvent.FINISH): RequestStatus.FINISHED,
+    (_S.WAITING, _E.ADMIT): _S.RUNNING,
+    (_S.WAITING, _E.LOAD): _S.SWAPPING_IN,
+    (_S.WAITING, _E.OVERLAP): _S.RESTORING,
+    (_S.RUNNING, _E.PREEMPT): _S.WAITING,
+    (_S.RUNNING, _E.SWAP_OUT): _S.SWAPPING_OUT,
+    (_S.SWAPPING_OUT, _E.SWAPPED): _S.SWAPPED,
+    (_S.SWAPPING_OUT, _E.PREEMPT): _S.WAITING,
+    (_S.SWAPPED, _E.ADMIT): _S.RUNNING,
+    (_S.SWAPPED, _E.LOAD): _S.SWAPPING_IN,
+    (_S.SWAPPED, _E.OVERLAP): _S.RESTORING,
+    (_S.SWAPPING_IN, _E.RESTORED): _S.RUNNING,
+    (_S.SWAPPING_IN, _E.PREEMPT): _S.WAITING,
+    (_S.RESTORING, _E.RESTORED): _S.RUNNING,
+    (_S.RESTORING, _E.PREEMPT): _S.WAITING,
+    **{(status, _E.FINISH): _S.FINISHED for status in _S if status is not _S.FINISHED},
 }
 
 
@@ -42,21 +68,26 @@ class Request:
     """A prompt, what was generated for it, and how many of those tokens have their KV computed.
 
     ``num_given_way`` counts the preemptions in favour of another request, not those because its client
-    did not read; ``num_lost_tokens`` is what the last preemption threw away.
+    did not read. ``num_known_tokens`` is how many tokens had their KV computed, or found, at best: what of
+    them has to be computed again is recomputation. ``may_load`` is False once a load has failed it.
     """
 
     __slots__ = (
         "_namer",
         "arrival_index",
         "block_names",
+        "expected_return_s",
+        "is_counted",
         "max_total_tokens",
+        "may_load",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_given_way",
-        "num_lost_tokens",
+        "num_known_tokens",
         "num_preemptions",
         "output_token_ids",
         "paused",
+        "priority",
         "prompt_token_ids",
         "request_id",
         "sampling",
@@ -67,6 +98,8 @@ class Request:
         self.request_id = message.request_id
         self.prompt_token_ids = message.prompt_token_ids
         self.sampling: SamplingParams = message.sampling
+        self.priority = message.priority
+        self.expected_return_s = message.expected_return_s
         self.arrival_index = arrival_index
         self.output_token_ids: list[int] = []
         self.max_total_tokens = min(len(self.prompt_token_ids) + self.sampling.max_tokens, max_len)
@@ -76,9 +109,16 @@ class Request:
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.num_given_way = 0
-        self.num_lost_tokens = 0
+        self.num_known_tokens = 0
+        self.may_load = True
+        self.is_counted = False
         self.block_names: list[BlockHash] = []
         self._namer = namer
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Who comes first: the lower priority number, then the earlier arrival."""
+        return (self.priority, self.arrival_index)
 
     @property
     def num_tokens(self) -> int:

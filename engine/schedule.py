@@ -52,6 +52,12 @@ class SchedulerOutput:
     def num_tokens(self) -> int:
         return sum(len(chunk.token_ids) for chunk in self.chunks)
 
+    @property
+    def num_pairs(self) -> int:
+        """Query-key pairs of the step's attention."""
+        sizes = ((len(chunk.token_ids), chunk.start) for chunk in self.chunks)
+        return sum(rows * start + rows * (rows + 1) // 2 for rows, start in sizes)
+
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:

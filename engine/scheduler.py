@@ -2,51 +2,47 @@
 
 Runs on: step thread, sole owner. Blocks: never; no torch, no clock. ``schedule`` decides and returns
 a value, someone else carries it out, ``update`` advances the state. The stages of ``schedule`` share
-one budget: running decodes, running prefills, then the parked and the waiting.
+one budget: running decodes, prefills (those of restoring requests too), then the parked and the waiting.
 
-Progress: a request is preempted only for an earlier one, or because its client does not read, and is
-admitted only with room for all its known tokens. After ``MAX_PREEMPTIONS`` for others it comes back
+Progress: a request is preempted only for one before it in line, or because its client does not read, and
+is admitted only with room for all its known tokens. After ``MAX_PREEMPTIONS`` for others it comes back
 with blocks for its whole length, and then loses them only if its client does not read. A paused
-request takes no place in a step; the blocks it holds are the first to go.
+request takes no place in a step; the blocks it holds are the first to go. Nobody waits for a copy: who
+needs blocks that are being copied out, or KV that is being copied in, sits out the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from engine.accounting import SchedulerTotals, count_admission, count_restore
 from engine.budget import StepBudget
 from engine.messages import AddRequest, FinishReason, TokenDelta
+from engine.queues import RequestQueues
 from engine.request import Request, RequestEvent, RequestStatus
 from engine.schedule import SampledToken, SampleSpec, ScheduledChunk, SchedulerOutput, StepOutput
-from tiering.block_manager import BlockManager
+from tiering.block_manager import Admission, BlockManager, Refusal, SequenceEvent
 from tiering.hashing import BlockNamer, derive_salt
-from tiering.types import BlockHash
+from tiering.types import BlockHash, TransferResult
 
 MAX_PREEMPTIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Limits of a step and of a sequence. ``stop_token_ids`` are those of the model."""
+    """Limits of a step and of a sequence. ``stop_token_ids`` are those of the model.
+
+    ``cache_secret`` and ``fingerprint`` (of all that KV depends on beside tokens) go into every block name.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
     stop_token_ids: tuple[int, ...] = ()
     cache_secret: bytes = b""
+    fingerprint: bytes = b""
     watermark: float = 0.01
-
-
-@dataclass(slots=True)
-class SchedulerTotals:
-    """Running totals; they only grow."""
-
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    hit_tokens: int = 0
-    recomputed_tokens: int = 0
-    preemptions: int = 0
 
 
 class Scheduler:
@@ -56,37 +52,32 @@ class Scheduler:
         assert config.max_num_batched_tokens >= config.max_num_seqs
         assert blocks.num_blocks >= blocks.blocks_for(config.max_model_len)
         self.totals = SchedulerTotals()
+        self.queues = RequestQueues()
         self._config = config
         self._blocks = blocks
         self._watermark = max(1, int(config.watermark * blocks.num_blocks))
         self._stop_token_ids = frozenset(config.stop_token_ids)
-        self._requests: dict[str, Request] = {}
-        self._running: dict[str, Request] = {}
-        self._parked: dict[str, Request] = {}
-        self._waiting: dict[str, Request] = {}
         self._num_paused = 0
         self._num_arrivals = 0
+        self._now = 0.0
 
     # ---- what the outside asks for -------------------------------------------------------------
 
     def add(self, message: AddRequest) -> None:
         """Queue a request. The message must have passed ``EngineCore``'s checks."""
-        assert message.request_id not in self._requests
+        salt = derive_salt(self._config.cache_secret, self._config.fingerprint, message.cache_salt)
         request = Request(
             message,
             arrival_index=self._num_arrivals,
-            namer=BlockNamer(
-                derive_salt(self._config.cache_secret, message.cache_salt), self._blocks.block_size
-            ),
+            namer=BlockNamer(salt, self._blocks.block_size),
             max_len=self._config.max_model_len,
         )
         self._num_arrivals += 1
-        self._requests[request.request_id] = request
-        self._waiting[request.request_id] = request
+        self.queues.add(request)
 
     def abort(self, request_id: str) -> None:
         """Forget a request in whatever state it is. Unknown and finished ids are ignored."""
-        request = self._requests.get(request_id)
+        request = self.queues.get(request_id)
         if request is not None:
             self._finish(request)
 
@@ -98,22 +89,31 @@ class Scheduler:
         self._set_paused(request_id, False)
 
     def has_work(self) -> bool:
-        """Whether a step could advance some request."""
-        return len(self._requests) > self._num_paused
+        """Whether there is a request whose client reads."""
+        return len(self.queues) > self._num_paused
 
     def has_request(self, request_id: str) -> bool:
-        return request_id in self._requests
+        return self.queues.get(request_id) is not None
 
     def request_ids(self) -> tuple[str, ...]:
-        return tuple(self._requests)
+        return tuple(request.request_id for request in self.queues)
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self.queues.running)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._parked) + len(self._waiting)
+        """Requests that hold no KV of their own on the device, nor on its way there."""
+        return len(self.queues.parked) + self.queues.num_waiting
+
+    @property
+    def num_restoring(self) -> int:
+        return len(self.queues.restoring)
+
+    @property
+    def num_swapped(self) -> int:
+        return len(self._blocks.parked_tables())
 
     @property
     def num_paused(self) -> int:
@@ -121,64 +121,79 @@ class Scheduler:
 
     # ---- decide --------------------------------------------------------------------------------
 
-    def schedule(self) -> SchedulerOutput:
-        """Choose the next step's chunks, decodes first."""
+    def schedule(self, now: float = 0.0) -> SchedulerOutput:
+        """Choose the next step's chunks, decodes first. ``now``: seconds on any clock that only grows.
+
+        Nothing is chosen although there is work only while copies are under way that it waits for.
+        """
+        self._now = now
+        self._blocks.tiers.set_time(now)
+        self._end_restores()
         budget = StepBudget(self._config.max_num_batched_tokens, self._config.max_num_seqs)
         chunks: list[ScheduledChunk] = []
-        runnable = self._runnable()
-        self._schedule_decodes(runnable, budget, chunks)
-        self._schedule_prefills(runnable, budget, chunks)
+        in_line = self.queues.by_order()
+        self._schedule_decodes(in_line, budget, chunks)
+        self._schedule_prefills(in_line, budget, chunks)
         self._admit(budget, chunks)
         return SchedulerOutput(chunks=tuple(chunks))
 
+    def call_off_loads(self) -> None:
+        """Stop loads that the next step had better compute. Call it before polling the transfers."""
+        for request in self.queues.restoring.values():
+            if not request.paused and request.status is RequestStatus.RESTORING:
+                self._blocks.call_off_loads(
+                    request.request_id, request.num_computed_tokens, self._config.max_num_batched_tokens
+                )
+
     def _schedule_decodes(
-        self, runnable: Sequence[Request], budget: StepBudget, chunks: list[ScheduledChunk]
+        self, in_line: Sequence[Request], budget: StepBudget, chunks: list[ScheduledChunk]
     ) -> None:
-        """One token each, by arrival: so a victim, which arrived later, has no chunk yet."""
-        for request in runnable:
+        """One token each, in line: so a victim, which stands behind, has no chunk yet."""
+        for request in in_line:
             if budget.exhausted:
                 return
             if request.num_uncomputed_tokens > 1 or request.status is not RequestStatus.RUNNING:
                 continue
             if self._make_room(request):
-                chunks.append(self._next_chunk(request, budget))
+                chunks.append(self._next_chunk(request, budget, request.num_tokens))
 
     def _schedule_prefills(
-        self, runnable: Sequence[Request], budget: StepBudget, chunks: list[ScheduledChunk]
+        self, in_line: Sequence[Request], budget: StepBudget, chunks: list[ScheduledChunk]
     ) -> None:
         """The next chunk of each prompt that is partly computed; what was just preempted has none."""
-        for request in runnable:
+        for request in in_line:
             if budget.exhausted:
                 return
             if request.status is RequestStatus.RUNNING and request.num_uncomputed_tokens > 1:
-                chunks.append(self._next_chunk(request, budget))
+                chunks.append(self._next_chunk(request, budget, request.num_tokens))
+            elif request.status is RequestStatus.RESTORING:
+                self._schedule_front(request, budget, chunks)
 
-    def _runnable(self) -> list[Request]:
-        """Running requests whose clients read, by arrival."""
-        runnable = (request for request in self._running.values() if not request.paused)
-        return sorted(runnable, key=lambda request: request.arrival_index)
+    def _schedule_front(self, request: Request, budget: StepBudget, chunks: list[ScheduledChunk]) -> None:
+        """Compute a restoring request up to where its loads begin."""
+        limit = self._blocks.compute_limit(request.request_id, request.num_computed_tokens)
+        if limit > request.num_computed_tokens:
+            chunks.append(self._next_chunk(request, budget, limit))
 
     def _admit(self, budget: StepBudget, chunks: list[ScheduledChunk]) -> None:
-        for request in self._candidates():
+        for request in self.queues.candidates(self._config.max_num_seqs):
             if budget.exhausted or self._num_active() >= self._config.max_num_seqs:
                 return
-            if not self._try_admit(request):
+            if request.status is RequestStatus.SWAPPING_OUT:
+                continue
+            refusal = self._try_admit(request)
+            if refusal is Refusal.NO_ROOM:
                 return
-            chunks.append(self._next_chunk(request, budget))
-
-    def _candidates(self) -> Iterator[Request]:
-        """Parked requests by arrival, then the waiting ones. The caller admits each one or stops."""
-        parked = sorted(self._parked.values(), key=lambda request: request.arrival_index)
-        yield from (request for request in parked if not request.paused)
-        while self._waiting:
-            yield next(iter(self._waiting.values()))
+            if request.status is RequestStatus.RUNNING:
+                chunks.append(self._next_chunk(request, budget, request.num_tokens))
 
     def _num_active(self) -> int:
-        return sum(not request.paused for request in self._running.values())
+        held = (*self.queues.running.values(), *self.queues.restoring.values())
+        return sum(not request.paused for request in held)
 
-    def _next_chunk(self, request: Request, budget: StepBudget) -> ScheduledChunk:
+    def _next_chunk(self, request: Request, budget: StepBudget, limit: int) -> ScheduledChunk:
         start = request.num_computed_tokens
-        stop = start + budget.take(request.num_uncomputed_tokens)
+        stop = start + budget.take(limit - start)
         return ScheduledChunk(
             request_id=request.request_id,
             token_ids=request.token_slice(start, stop),
@@ -199,85 +214,124 @@ class Scheduler:
     # ---- room ----------------------------------------------------------------------------------
 
     def _make_room(self, request: Request) -> bool:
-        """Extend a running request by one token, preempting later arrivals. False: it gave way itself."""
+        """Extend a running request by one token, preempting those behind it.
+
+        False: it sits out the step, as blocks are on their way out, or it gave way itself.
+        """
         while not self._blocks.try_grow(request.request_id, request.num_tokens):
+            if self._blocks.num_leaving():
+                return False
             victim = self._choose_victim(request)
-            self._preempt(victim)
+            self.preempt(victim)
             if victim is request:
                 return False
         return True
 
     def _choose_victim(self, request: Request) -> Request:
-        """Slow readers first, then the latest arrival not before ``request`` itself."""
-        paused = self._latest_paused()
+        """Slow readers first, then the last in line, not before ``request`` itself."""
+        paused = self._last_paused()
         if paused is not None:
             return paused
-        later = [
-            other
-            for other in self._running.values()
-            if other.arrival_index > request.arrival_index and not self._has_whole_length(other)
-        ]
-        return max(later, key=lambda other: other.arrival_index, default=request)
+        held = (*self.queues.running.values(), *self.queues.restoring.values())
+        behind = [r for r in held if r.order > request.order and not self._has_whole_length(r)]
+        return max(behind, key=lambda other: other.order, default=request)
 
-    def _latest_paused(self) -> Request | None:
+    def _last_paused(self) -> Request | None:
         if not self._num_paused:
             return None
-        paused = (request for request in self._running.values() if request.paused)
-        return max(paused, key=lambda request: request.arrival_index, default=None)
+        held = (*self.queues.running.values(), *self.queues.restoring.values())
+        return max((r for r in held if r.paused), key=lambda request: request.order, default=None)
 
     def _has_whole_length(self, request: Request) -> bool:
         return request.num_given_way >= MAX_PREEMPTIONS
 
-    def _preempt(self, request: Request) -> None:
-        request.move(RequestEvent.PREEMPT)
-        del self._running[request.request_id]
-        self._blocks.release(request.request_id)
-        request.num_lost_tokens = request.num_computed_tokens
-        request.num_computed_tokens = 0
+    def preempt(self, request: Request) -> None:
+        """Take a running or restoring request's device blocks, by swapping it out if that is worth while."""
+        swapped = request.status is RequestStatus.RUNNING and self._blocks.try_begin_swap_out(
+            request.request_id, request.num_computed_tokens
+        )
+        request.num_known_tokens = request.num_computed_tokens
         request.num_preemptions += 1
         request.num_given_way += not request.paused
-        self._parked[request.request_id] = request
-        self.totals.preemptions += 1
+        self.totals.count_preemption("swap" if swapped else "recompute", slow_reader=request.paused)
+        if not swapped:
+            self._lose_blocks(request)
+            return
+        request.move(RequestEvent.SWAP_OUT)
+        self.queues.park(request)
+        if self._blocks.swap_out_done(request.request_id):
+            request.move(RequestEvent.SWAPPED)
 
-    def _try_admit(self, request: Request) -> bool:
+    def _lose_blocks(self, request: Request) -> None:
+        """Its tokens are all it keeps."""
+        self._blocks.release(request.request_id)
+        request.move(RequestEvent.PREEMPT)
+        request.num_computed_tokens = 0
+        self.queues.park(request)
+
+    def _try_admit(self, request: Request) -> Refusal | None:
         """Give a queued request its blocks, taking them from slow readers if that is what it takes."""
         whole = self._has_whole_length(request)
-        capacity = request.max_total_tokens if whole else request.num_tokens
         names = self._names(request, request.num_tokens)
         while True:
             admission = self._blocks.try_admit(
                 request.request_id,
                 names,
                 num_tokens=request.num_tokens,
-                capacity_tokens=capacity,
+                capacity_tokens=request.max_total_tokens if whole else request.num_tokens,
                 keep_available=self._headroom(request),
+                may_load=request.may_load,
             )
-            if admission is not None:
-                self._start(request, admission.num_cached_tokens)
-                return True
-            slow_reader = self._latest_paused()
-            if slow_reader is None:
-                return False
-            self._preempt(slow_reader)
+            if isinstance(admission, Admission):
+                self._start(request, admission)
+                return None
+            slow_reader = self._last_paused()
+            if admission is Refusal.PENDING or slow_reader is None or self._blocks.num_leaving():
+                return admission
+            self.preempt(slow_reader)
 
     def _headroom(self, request: Request) -> int:
-        """Blocks to leave for the running ones: none if alone; one each after a preemption."""
-        if not self._running:
+        """Blocks to leave for those that run: none if alone; one each after a preemption."""
+        num_held = len(self.queues.running) + len(self.queues.restoring)
+        if not num_held:
             return 0
-        return max(self._watermark, len(self._running)) if request.num_preemptions else self._watermark
+        return max(self._watermark, num_held) if request.num_preemptions else self._watermark
 
-    def _start(self, request: Request, num_cached_tokens: int) -> None:
-        request.move(RequestEvent.ADMIT)
-        self._waiting.pop(request.request_id, None)
-        self._parked.pop(request.request_id, None)
-        self._running[request.request_id] = request
-        request.num_computed_tokens = num_cached_tokens
-        if request.num_preemptions:
-            self.totals.recomputed_tokens += max(0, request.num_lost_tokens - num_cached_tokens)
-        else:
-            request.num_cached_tokens = num_cached_tokens
-            self.totals.hit_tokens += num_cached_tokens
-            self.totals.prompt_tokens += len(request.prompt_token_ids)
+    def _start(self, request: Request, admission: Admission) -> None:
+        request.num_computed_tokens = admission.num_cached_tokens
+        if not admission.restoring:
+            request.move(RequestEvent.ADMIT)
+            self.queues.run(request)
+            count_admission(self.totals, request, admission)
+            return
+        request.move(RequestEvent.OVERLAP if admission.overlaps else RequestEvent.LOAD)
+        self.queues.restore(request)
+
+    # ---- moves that ended ----------------------------------------------------------------------
+
+    def complete(self, results: Iterable[TransferResult]) -> None:
+        """Take in how copies ended: who is swapped out now, and who lost what a copy failed to bring."""
+        for request_id, event in self._blocks.complete(results):
+            request = self.queues.get(request_id)
+            assert request is not None
+            if event is SequenceEvent.SWAPPED_OUT:
+                request.move(RequestEvent.SWAPPED)
+                continue
+            request.may_load = event is not SequenceEvent.RESTORE_FAILED and request.may_load
+            self._lose_blocks(request)
+
+    def _end_restores(self) -> None:
+        """Let restoring requests take in what has arrived, and run if that was all."""
+        for request in tuple(self.queues.restoring.values()):
+            restore = self._blocks.restore_of(request.request_id)
+            request.num_computed_tokens = self._blocks.advance_restore(
+                request.request_id, request.num_computed_tokens
+            )
+            if request.num_computed_tokens >= restore.num_tokens:
+                count_restore(self.totals, request, restore)
+                self._blocks.end_restore(request.request_id)
+                request.move(RequestEvent.RESTORED)
+                self.queues.run(request)
 
     # ---- advance -------------------------------------------------------------------------------
 
@@ -286,7 +340,7 @@ class Scheduler:
         failed = {sample.request_id for sample in output.samples if sample.token_id is None}
         for chunk in plan.chunks:
             if chunk.request_id not in failed:
-                self._advance(self._requests[chunk.request_id], chunk.start + len(chunk.token_ids))
+                self._advance(self._live(chunk.request_id), chunk.start + len(chunk.token_ids))
         return tuple(self._accept(sample) for sample in output.samples)
 
     def _advance(self, request: Request, num_computed_tokens: int) -> None:
@@ -297,8 +351,13 @@ class Scheduler:
     def _names(self, request: Request, num_tokens: int) -> Sequence[BlockHash]:
         return request.name_blocks(num_tokens) if self._blocks.prefix_caching else ()
 
+    def _live(self, request_id: str) -> Request:
+        request = self.queues.get(request_id)
+        assert request is not None
+        return request
+
     def _accept(self, sample: SampledToken) -> TokenDelta:
-        request = self._requests[sample.request_id]
+        request = self._live(sample.request_id)
         if sample.token_id is None:
             return self._fail(request)
         request.output_token_ids.append(sample.token_id)
@@ -317,7 +376,7 @@ class Scheduler:
 
     def _fail(self, request: Request) -> TokenDelta:
         """End a request whose logits are not finite. Its K/V may be to blame, so nobody may share it."""
-        self._blocks.discard(request.request_id)
+        self._blocks.discard(request.request_id, self._names(request, request.num_tokens))
         self._forget(request)
         return TokenDelta(
             request_id=request.request_id,
@@ -326,42 +385,48 @@ class Scheduler:
         )
 
     def _finish(self, request: Request) -> None:
-        if request.status is RequestStatus.RUNNING:
-            self._blocks.release(request.request_id)
+        returns_in = request.expected_return_s
+        self._blocks.release(request.request_id, None if returns_in is None else self._now + returns_in)
         self._forget(request)
 
     def _forget(self, request: Request) -> None:
         request.move(RequestEvent.FINISH)
         self._num_paused -= request.paused
-        del self._requests[request.request_id]
-        for queue in (self._running, self._parked, self._waiting):
-            queue.pop(request.request_id, None)
+        self.queues.remove(request)
 
     def _set_paused(self, request_id: str, paused: bool) -> None:
-        request = self._requests.get(request_id)
+        request = self.queues.get(request_id)
         if request is not None and request.paused != paused:
             request.paused = paused
             self._num_paused += 1 if paused else -1
-            if self._waiting.pop(request_id, None) is not None:
-                self._parked[request_id] = request
+            if request.status is RequestStatus.WAITING:
+                self.queues.park(request)
 
     # ---- recount -------------------------------------------------------------------------------
 
     def problems(self) -> list[str]:
         """What does not add up between requests, queues and block tables."""
         found = []
-        queued = [*self._running, *self._parked, *self._waiting]
-        if sorted(queued) != sorted(self._requests):
+        if not all(self.queues.is_in_one_place(request) for request in self.queues):
             found.append("a request is in no queue, or in two")
-        if set(self._running) != set(self._blocks.tables()):
-            found.append("the running requests are not those that have block tables")
-        if self._num_paused != sum(request.paused for request in self._requests.values()):
+        held = {*self.queues.running, *self.queues.restoring}
+        if held != set(self._blocks.tables()):
+            found.append("the running and restoring requests are not those that have block tables")
+        if self._num_paused != sum(request.paused for request in self.queues):
             found.append("the count of paused requests is off")
-        found += [p for request in self._running.values() for p in self._request_problems(request)]
+        found += [p for request in self.queues for p in self._request_problems(request)]
         return found
 
     def _request_problems(self, request: Request) -> Sequence[str]:
-        held = len(self._blocks.block_table(request.request_id)) * self._blocks.block_size
+        request_id, status = request.request_id, request.status
+        has_slots = self._blocks.is_parked(request_id)
+        may_have_slots = status in (RequestStatus.SWAPPING_IN, RequestStatus.RESTORING)
+        must_have_slots = status in (RequestStatus.SWAPPING_OUT, RequestStatus.SWAPPED)
+        if has_slots != must_have_slots and not may_have_slots:
+            return [f"request {request_id} is {status.value}, against its host slots"]
+        if request_id not in self._blocks.tables():
+            return ()
+        held = len(self._blocks.block_table(request_id)) * self._blocks.block_size
         if not 0 <= request.num_computed_tokens <= min(held, request.num_tokens):
-            return [f"request {request.request_id} computed {request.num_computed_tokens} of {held} slots"]
+            return [f"request {request_id} computed {request.num_computed_tokens} of {held} slots"]
         return ()

@@ -49,6 +49,7 @@ def build_app(gateway: Gateway) -> web.Application:
     app.router.add_get("/version", probes.version)
     if gateway.settings.admin_key is not None:
         app.router.add_get("/debug/integrity", probes.integrity)
+        app.router.add_get("/debug/kv", probes.kv)
     return app
 
 

@@ -10,19 +10,24 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from engine.client import Engine
-from engine.messages import StepReport
+from engine.messages import KV_TRANSFER_BUCKETS, StepReport, TierStats, TransferStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _TOKEN_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
 _STEP_BUCKETS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
-_EVICTION_POLICY = "lru"
 
 
 class RequestRecord:
@@ -101,29 +106,19 @@ class _EngineCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         stats = self._engine.stats
-        blocks = GaugeMetricFamily("tidegate_kv_blocks", "KV blocks of a tier.", labels=["tier", "state"])
-        blocks.add_metric(["device", "free"], stats.blocks_free)
-        blocks.add_metric(["device", "cached"], stats.blocks_cached)
-        blocks.add_metric(["device", "in_use"], stats.blocks_in_use)
-        yield blocks
         yield _gauge("tidegate_requests_running", "Requests in the batch.", stats.num_running)
         yield _gauge("tidegate_requests_waiting", "Requests that wait for a place.", stats.num_waiting)
-        yield _total(
-            "tidegate_kv_hit_tokens",
-            "Prompt tokens found in the prefix cache.",
-            stats.hit_tokens_total,
-            tier="device",
+        yield _gauge("tidegate_requests_swapped", "Requests with their KV in host slots.", stats.num_swapped)
+        yield _gauge(
+            "tidegate_requests_restoring", "Requests whose KV is on its way back.", stats.num_restoring
         )
-        yield _total("tidegate_recomputed_tokens", "Tokens computed again.", stats.recomputed_tokens_total)
+        yield from _tiers(stats.tiers)
+        yield from _transfers(stats.transfers)
+        yield _preemptions(stats.preemptions)
         yield _total(
-            "tidegate_preemptions", "Preempted sequences.", stats.preemptions_total, kind="recompute"
-        )
-        yield _total(
-            "tidegate_evictions",
-            "Cached blocks given up.",
-            stats.evictions_total,
-            tier="device",
-            policy=_EVICTION_POLICY,
+            "tidegate_recomputed_tokens",
+            "Tokens computed although their KV had existed.",
+            stats.recomputed_tokens_total,
         )
         yield _total("tidegate_generated_tokens", "Tokens generated.", stats.generated_tokens_total)
         yield _total("tidegate_prompt_tokens", "Prompt tokens taken in.", stats.prompt_tokens_total)
@@ -133,7 +128,60 @@ def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value=value)
 
 
-def _total(name: str, text: str, value: float, **labels: str) -> Metric:
-    family = CounterMetricFamily(name, text, labels=list(labels))
-    family.add_metric(list(labels.values()), value)
+def _total(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(name, text, value=value)
+
+
+def _tiers(tiers: dict[str, TierStats]) -> Iterator[Metric]:
+    blocks = GaugeMetricFamily("tidegate_kv_blocks", "KV blocks of a tier.", labels=["tier", "state"])
+    hits = CounterMetricFamily(
+        "tidegate_kv_hit_tokens", "Prompt tokens that were not computed, by where they were.", labels=["tier"]
+    )
+    evictions = CounterMetricFamily(
+        "tidegate_evictions", "Cached blocks given up for room.", labels=["tier", "policy"]
+    )
+    for name, tier in tiers.items():
+        blocks.add_metric([name, "free"], tier.blocks_free)
+        blocks.add_metric([name, "cached"], tier.blocks_cached)
+        blocks.add_metric([name, "in_use"], tier.blocks_in_use)
+        blocks.add_metric([name, "copying"], tier.blocks_copying)
+        hits.add_metric([name], tier.hit_tokens_total)
+        evictions.add_metric([name, tier.eviction], tier.evictions_total)
+    yield from (blocks, hits, evictions)
+
+
+def _transfers(transfers: dict[str, TransferStats]) -> Iterator[Metric]:
+    """By kind: swap_out, swap_in (device and host), demote, promote (host and disk)."""
+    num_bytes = _by_kind("tidegate_kv_transfer_bytes", "Bytes of blocks moved between tiers.")
+    queued = _by_kind("tidegate_kv_transfer_queue_seconds", "Time that moves waited for their copy to begin.")
+    cpu = _by_kind("tidegate_kv_transfer_cpu_seconds", "Processor time of copy threads.")
+    failures = _by_kind("tidegate_kv_transfer_failures", "Moves that failed or were called off.")
+    seconds = HistogramMetricFamily(
+        "tidegate_kv_transfer_seconds", "Time to copy one block.", labels=["kind"]
+    )
+    for kind, stats in transfers.items():
+        num_bytes.add_metric([kind], stats.num_bytes)
+        queued.add_metric([kind], stats.queue_s)
+        cpu.add_metric([kind], stats.cpu_s)
+        failures.add_metric([kind], stats.num_failed)
+        counts = [str(bound) for bound in KV_TRANSFER_BUCKETS] + ["+Inf"]
+        seconds.add_metric(
+            [kind], list(zip(counts, accumulate(stats.buckets), strict=True)), sum_value=stats.copy_s
+        )
+    num_corrupt = sum(stats.num_corrupt for stats in transfers.values())
+    yield from (num_bytes, seconds, queued, cpu, failures)
+    yield _total("tidegate_kv_checksum_failures", "Blocks that were not what they should be.", num_corrupt)
+
+
+def _preemptions(preemptions: dict[str, int]) -> Metric:
+    family = CounterMetricFamily(
+        "tidegate_preemptions", "Preempted sequences, by kind and cause.", labels=["kind", "cause"]
+    )
+    for kind in ("swap", "recompute"):
+        for cause in ("pressure", "slow_reader"):
+            family.add_metric([kind, cause], preemptions.get(f"{kind}/{cause}", 0))
     return family
+
+
+def _by_kind(name: str, text: str) -> CounterMetricFamily:
+    return CounterMetricFamily(name, text, labels=["kind"])

@@ -13,7 +13,14 @@ from typing import Any, TypeVar
 
 import click
 
-from engine.config import ConfigError, EngineConfig, MemorySize, parse_memory_size
+from engine.config import (
+    ConfigError,
+    DiskTier,
+    EngineConfig,
+    MemorySize,
+    parse_disk_tier,
+    parse_memory_size,
+)
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -28,6 +35,20 @@ class SizeType(click.ParamType[MemorySize]):
             return value
         try:
             return parse_memory_size(value)
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+
+
+class DiskType(click.ParamType[DiskTier]):
+    """A directory, and how much of the disk to take there."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> DiskTier:
+        if isinstance(value, DiskTier):
+            return value
+        try:
+            return parse_disk_tier(value)
         except ConfigError as error:
             self.fail(str(error), param, ctx)
 
@@ -61,6 +82,23 @@ _ENGINE_OPTIONS = (
     click.option("--device-kv", type=SizeType(),
                  help="KV pool on the device: 512MiB, 2GiB, or a share of its memory such as 50%."
                       "  [default: 25% of RAM, or what the GPU has left]"),
+    click.option("--host-kv", type=SizeType(),
+                 help="KV tier in host memory (pinned, with a GPU), for preempted and idle sequences."
+                      "  [default: 25% of RAM with a GPU, else off]"),
+    click.option("--disk-kv", type=DiskType(), metavar="PATH[:SIZE]",
+                 help="KV tier in files under PATH, found again after a restart; a share is of free space."
+                      "  [default: off; without SIZE 10GiB, or half of what is free]"),
+    click.option("--eviction", default=_DEFAULTS.eviction, show_default=True, metavar="POLICY",
+                 help="What a full tier gives up first: lru, fifo, lfu, s3fifo, cost_aware, session_aware, or"
+                      " module:Class."),
+    click.option("--write-policy", default=_DEFAULTS.write_policy, show_default=True, metavar="POLICY",
+                 help="When blocks are copied a tier down: back, through, selective, or module:Class."),
+    click.option("--restore", default=_DEFAULTS.restore, show_default=True, metavar="POLICY",
+                 help="How KV comes back up: recompute, swap, adaptive, overlap, or module:Class."),
+    click.option("--kv-checksums", is_flag=True, default=False,
+                 help="Verify every block on every move. (Blocks on disk are always verified.)"),
+    click.option("--deterministic", is_flag=True, default=False,
+                 help="Greedy text is the same with any pool, batch, tier, policy and preemption; slower."),
     click.option("--max-num-seqs", type=_POSITIVE, default=_DEFAULTS.max_num_seqs, show_default=True,
                  help="Sequences that run in one step."),
     click.option("--max-num-batched-tokens", type=_POSITIVE, default=_DEFAULTS.max_num_batched_tokens,

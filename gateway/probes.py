@@ -1,4 +1,4 @@
-"""Handlers that tell about the server: models, health, metrics, version, integrity.
+"""Handlers that tell about the server: models, health, metrics, version, integrity, KV.
 
 Runs on the event loop. ``/health`` and ``/metrics`` need no key, ``/debug`` the admin key. A
 health check that fails is answered 503 with one word in its body that says why.
@@ -7,19 +7,23 @@ health check that fails is answered 503 with one word in its body that says why.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from engine.client import EngineDeadError
+from engine.messages import EngineStats
 from gateway.errors import ApiError, ErrorKind
 from gateway.mailbox import ENGINE_DEAD_MESSAGE
 from gateway.metrics import CONTENT_TYPE
 from gateway.request_keys import GATEWAY
 from gateway.state import Gateway
 
-_INTEGRITY_TIMEOUT_S = 10
+_ENGINE_TIMEOUT_S = 10
+_MAX_SEQUENCES = 1000  # in one /debug/kv
+Answer = TypeVar("Answer")
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
@@ -73,14 +77,40 @@ async def metrics(request: web.Request) -> web.Response:
 
 async def integrity(request: web.Request) -> web.Response:
     """The engine's recount of every block, on demand."""
+    report = await _answer(request.app[GATEWAY].engine.check_integrity())
+    return json_response({"problems": report.problems, "stats": _readable(report.stats)})
+
+
+async def kv(request: web.Request) -> web.Response:
+    """What the tiers hold, and for each request where its blocks are."""
+    report = await _answer(request.app[GATEWAY].engine.describe_kv(_MAX_SEQUENCES))
+    stats = _readable(report.stats)
+    return json_response(
+        {
+            "tiers": stats["tiers"],
+            "transfers": stats["transfers"],
+            "num_requests": report.num_requests,
+            "sequences": report.sequences,
+        }
+    )
+
+
+async def _answer(question: Awaitable[Answer]) -> Answer:
     try:
-        async with asyncio.timeout(_INTEGRITY_TIMEOUT_S):
-            report = await request.app[GATEWAY].engine.check_integrity()
+        async with asyncio.timeout(_ENGINE_TIMEOUT_S):
+            return await question
     except TimeoutError:
         raise ApiError(ErrorKind.ENGINE_BUSY, "The engine does not answer.", retry_after_s=10) from None
     except EngineDeadError:
         raise ApiError(ErrorKind.ENGINE_DEAD, ENGINE_DEAD_MESSAGE) from None
-    return json_response({"problems": report.problems, "stats": report.stats})
+
+
+def _readable(stats: EngineStats) -> dict[str, Any]:
+    """With the fields of tiers and transfers by name, which travel between the processes without."""
+    fields: dict[str, Any] = msgspec.structs.asdict(stats)
+    for name in ("tiers", "transfers"):
+        fields[name] = {key: msgspec.structs.asdict(value) for key, value in fields[name].items()}
+    return fields
 
 
 async def version(request: web.Request) -> web.Response:

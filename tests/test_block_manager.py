@@ -5,23 +5,24 @@ from __future__ import annotations
 import pytest
 
 from tiering import integrity
-from tiering.block_manager import BlockManager
+from tiering.block_manager import Admission, BlockManager
 from tiering.block_pool import BlockPool
 from tiering.hashing import ROOT, BlockNamer, derive_salt
 from tiering.policies.eviction import LruEviction
 from tiering.residency import TRANSITIONS, next_state
-from tiering.types import BlockEvent, BlockHash, BlockId, BlockState, IllegalTransitionError
+from tiering.tiers import Tiers
+from tiering.types import BlockEvent, BlockHash, BlockId, BlockLabel, BlockState, IllegalTransitionError
 
 NAMES = [BlockHash(bytes([i]) * 16) for i in range(32)]
 
 
 def manager(num_blocks: int = 8) -> BlockManager:
-    return BlockManager(num_blocks, block_size=4, eviction=LruEviction())
+    return BlockManager(Tiers(BlockPool(num_blocks, LruEviction())), block_size=4)
 
 
 def admit(blocks: BlockManager, name: str, tokens: int, names: list[BlockHash], keep: int = 0) -> int | None:
     admission = blocks.try_admit(name, names, num_tokens=tokens, capacity_tokens=tokens, keep_available=keep)
-    return None if admission is None else admission.num_cached_tokens
+    return admission.num_cached_tokens if isinstance(admission, Admission) else None
 
 
 def test_admission_is_all_or_nothing() -> None:
@@ -120,7 +121,7 @@ def test_discarded_blocks_are_found_by_nobody_but_shared_ones_stay() -> None:
     admit(blocks, "a", 12, NAMES[:3])
     blocks.publish("a", NAMES[:3], 3)
     admit(blocks, "b", 5, NAMES[:1])
-    blocks.discard("a")
+    blocks.discard("a", NAMES[:3])
     assert blocks.pool.lookup(NAMES[0]) == blocks.block_table("b")[0]
     assert blocks.pool.lookup(NAMES[1]) is None
     assert blocks.pool.evictions_total == 0
@@ -173,7 +174,7 @@ def lose_a_block(blocks: BlockManager) -> None:
 
 
 def corrupt_name(blocks: BlockManager) -> None:
-    blocks.pool._name[blocks.block_table("a")[0]] = NAMES[20]
+    blocks.pool._label[blocks.block_table("a")[0]] = BlockLabel(NAMES[20], 0)
 
 
 def forget_name(blocks: BlockManager) -> None:

@@ -1,7 +1,8 @@
-"""Hypothesis drives scheduler and block manager through random lives of many requests.
+"""Hypothesis drives scheduler, block manager and all tiers through random lives of many requests.
 
 After every step everything is recounted, and each request's tokens are compared with what the fake
-model says when nothing is shared, preempted or evicted.
+model says when nothing is shared, preempted, moved, lost or evicted. Copies are late, early, out of order,
+and fail. A restart keeps the disk and nothing else.
 """
 
 from __future__ import annotations
@@ -20,49 +21,84 @@ from hypothesis.stateful import (
 
 from tests.support.fake_kv import expected_tokens
 from tests.support.small_engine import SmallEngine
+from tiering.movers.base import Mischief
+from tiering.policies.registry import EVICTION, RESTORE, WRITE
+from tiering.types import BlockHash
 
 MAX_LIVE = 12
 SHARED_PREFIX = [(i * 11) % 1000 for i in range(40)]
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Requests that share prefixes, in a pool that is too small for all of them."""
+    """Requests that share prefixes, in pools that are too small for all of them."""
 
     engine: SmallEngine
 
     @initialize(
         num_blocks=st.integers(6, 16),
         block_size=st.sampled_from([1, 2, 4]),
+        host_blocks=st.sampled_from([0, 1, 4, 12, 40]),
+        disk_blocks=st.sampled_from([0, 2, 8, 60]),
         max_num_seqs=st.integers(2, 6),
         extra_tokens=st.integers(0, 20),
         prefix_caching=st.booleans(),
+        eviction=st.sampled_from(sorted(EVICTION)),
+        write=st.sampled_from(sorted(WRITE)),
+        restore=st.sampled_from(sorted(RESTORE)),
+        mischief=st.builds(
+            Mischief,
+            seed=st.integers(0, 2**16),
+            max_delay_polls=st.integers(0, 4),
+            failure_rate=st.sampled_from([0.0, 0.0, 0.05, 0.3]),
+            corruption_rate=st.sampled_from([0.0, 0.0, 0.05]),
+            shuffles=st.booleans(),
+        ),
     )
-    def build(
-        self, num_blocks: int, block_size: int, max_num_seqs: int, extra_tokens: int, prefix_caching: bool
-    ) -> None:
-        self.engine = SmallEngine(
-            num_blocks=num_blocks,
-            block_size=block_size,
+    def build(self, max_num_seqs: int, extra_tokens: int, disk_blocks: int, **options: object) -> None:
+        if not options["host_blocks"]:
+            disk_blocks = 0
+        self.options = dict(
+            options,
+            disk_blocks=disk_blocks,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_seqs + extra_tokens,
-            prefix_caching=prefix_caching,
         )
-        self.window = num_blocks * block_size
+        self.engine = SmallEngine(**self.options)  # type: ignore[arg-type]
+        self.window = self.engine.blocks.num_blocks * self.engine.blocks.block_size
         self.prompts: dict[str, list[int]] = {}
         self.live: list[str] = []
         self.aborted: set[str] = set()
+        self.ended: set[str] = set()
+        self.num_added = 0
+
+    def add_prompt(self, prompt: list[int], max_tokens: int, salt: bytes, **more: object) -> None:
+        name = f"r{self.num_added}"
+        self.num_added += 1
+        self.prompts[name] = prompt
+        self.live.append(name)
+        self.engine.add(name, prompt, max_tokens=max_tokens, salt=salt, **more)  # type: ignore[arg-type]
 
     @precondition(lambda self: len(self.live) < MAX_LIVE)
     @rule(
-        shared=st.integers(0, 24), own=st.integers(0, 6), max_tokens=st.integers(1, 48), tenant=st.booleans()
+        shared=st.integers(0, 24),
+        own=st.integers(0, 6),
+        max_tokens=st.integers(1, 48),
+        tenant=st.booleans(),
+        priority=st.integers(0, 1),
+        expected_return_s=st.sampled_from([None, 5.0, 500.0]),
     )
-    def add(self, shared: int, own: int, max_tokens: int, tenant: bool) -> None:
-        name = f"r{len(self.prompts)}"
-        prompt = [*SHARED_PREFIX[:shared], *(len(self.prompts) + i for i in range(own))][: self.window - 1]
+    def add(self, shared: int, own: int, max_tokens: int, tenant: bool, **more: object) -> None:
+        prompt = [*SHARED_PREFIX[:shared], *(self.num_added + i for i in range(own))][: self.window - 1]
         if prompt:
-            self.prompts[name] = prompt
-            self.live.append(name)
-            self.engine.add(name, prompt, max_tokens=max_tokens, salt=b"b" if tenant else b"a")
+            self.add_prompt(prompt, max_tokens, b"b" if tenant else b"a", **more)
+
+    @precondition(lambda self: self.prompts and len(self.live) < MAX_LIVE)
+    @rule(data=st.data(), max_tokens=st.integers(1, 12), own=st.integers(0, 3))
+    def continue_or_fork(self, data: st.DataObject, max_tokens: int, own: int) -> None:
+        """A new request over what another one has so far, be it running or long gone."""
+        parent = data.draw(st.sampled_from(sorted(self.prompts)))
+        history = [*self.prompts[parent], *self.engine.tokens[parent], *range(own)]
+        self.add_prompt(history[: self.window - 1], max_tokens, b"a")
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -79,12 +115,48 @@ class EngineMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(self.live))
         (self.engine.core.pause if paused else self.engine.core.resume)(name)
 
+    @precondition(lambda self: self.engine.scheduler.num_running or self.engine.scheduler.num_restoring)
+    @rule(data=st.data())
+    def preempt(self, data: st.DataObject) -> None:
+        """At a moment when nothing asks for it."""
+        queues = self.engine.scheduler.queues
+        name = data.draw(st.sampled_from(sorted((*queues.running, *queues.restoring))))
+        self.engine.scheduler.preempt((queues.running | queues.restoring)[name])
+
+    @rule(data=st.data())
+    def evict(self, data: st.DataObject) -> None:
+        """Forget a cached block on some tier."""
+        for _, pool in self.engine.tiers.pools():
+            names = sorted(pool.label_of(block).name for block in pool.evictable_blocks())  # type: ignore[union-attr]
+            if names:
+                pool.forget(BlockHash(data.draw(st.sampled_from(names))))
+
+    @rule()
+    def hold_copies(self) -> None:
+        self.engine.link.hold()
+
+    @rule()
+    def let_copies_go(self) -> None:
+        self.engine.link.release()
+
     @rule(count=st.integers(1, 12))
     def step(self, count: int) -> None:
         for _ in range(count):
-            if self.engine.core.has_work():
-                self.engine.step()
+            self.engine.step()
         self.live = [name for name in self.live if name not in self.engine.finished]
+
+    @precondition(lambda self: self.engine.tiers.disk is not None)
+    @rule()
+    def restart(self) -> None:
+        """What was alive is lost with the process; what is on disk is found again."""
+        before = self.engine
+        self.engine = SmallEngine(**self.options)  # type: ignore[arg-type]
+        self.engine.find_on_disk(before)
+        self.aborted |= {name for name in self.live if name not in before.finished}
+        self.ended |= set(before.finished)
+        for name, tokens in before.tokens.items():
+            self.engine.tokens[name] = tokens
+        self.live = []
 
     @invariant()
     def nothing_is_lost(self) -> None:
@@ -96,10 +168,11 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
             return
+        self.engine.link.release()
         for name in self.live:
             self.engine.core.resume(name)
         self.engine.run()
-        assert set(self.engine.finished) | self.aborted == set(self.prompts)
+        assert self.ended | set(self.engine.finished) | self.aborted == set(self.prompts)
         self.engine.assert_idle()
 
 
@@ -115,6 +188,6 @@ def test_random_lives() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_many_random_lives() -> None:
     run_state_machine_as_test(EngineMachine, settings=settings(_SETTINGS, max_examples=10_000))

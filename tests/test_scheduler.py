@@ -11,6 +11,7 @@ from engine.request import Request, RequestEvent
 from engine.scheduler import MAX_PREEMPTIONS
 from tests.support.fake_kv import expected_tokens
 from tests.support.small_engine import SmallEngine
+from tiering.block_manager import Refusal
 from tiering.hashing import BlockNamer
 from tiering.types import IllegalTransitionError
 
@@ -90,7 +91,7 @@ def test_same_prompt_again_is_a_hit_capped_below_its_last_token() -> None:
         engine.run()
     assert engine.cached == {"a": 0, "b": 12}
     assert engine.tokens["a"] == engine.tokens["b"] == expected_tokens(prompt(1, 16), 3)
-    assert engine.core.stats().hit_tokens_total == 12
+    assert engine.core.stats().tiers["device"].hit_tokens_total == 12
 
 
 def test_a_conversation_hits_on_its_generated_tokens_too() -> None:
@@ -162,7 +163,7 @@ def test_unique_prompts_at_full_pool_use_evict_and_stay_right() -> None:
     for i in range(40):
         engine.add(f"r{i}", prompt(i * 3, 17), max_tokens=5)
     engine.run()
-    assert engine.core.stats().evictions_total > 0
+    assert engine.core.stats().tiers["device"].evictions_total > 0
     for i in range(40):
         assert engine.tokens[f"r{i}"] == expected_tokens(prompt(i * 3, 17), 5)
     engine.assert_idle()
@@ -177,7 +178,7 @@ def test_preempted_requests_keep_their_tokens_and_finish() -> None:
         engine.add(f"r{i}", prompt(i, 7), max_tokens=25)
     engine.run()
     stats = engine.core.stats()
-    assert stats.preemptions_total > 0
+    assert sum(stats.preemptions.values()) > 0
     for i in range(5):
         assert engine.tokens[f"r{i}"] == expected_tokens(prompt(i, 7), 25)
     engine.assert_idle()
@@ -189,7 +190,7 @@ def test_the_latest_arrival_is_preempted_and_parked_ones_come_before_waiting_one
     engine.add("second", prompt(2, 12), max_tokens=18)
     engine.add("third", prompt(3, 4), max_tokens=2)
     engine.run()
-    assert engine.core.stats().preemptions_total > 0
+    assert sum(engine.core.stats().preemptions.values()) > 0
     assert next(iter(engine.finished)) == "first"
     for name, start, length, count in (("first", 1, 12, 18), ("second", 2, 12, 18), ("third", 3, 4, 2)):
         assert engine.tokens[name] == expected_tokens(prompt(start, length), count)
@@ -202,8 +203,8 @@ def test_preemptions_per_request_are_bounded(bound: int, monkeypatch: pytest.Mon
     for i in range(24):
         engine.add(f"r{i}", prompt(i, 6), max_tokens=40)
     requests: dict[str, Request] = {}
-    while engine.core.has_work():
-        requests.update(engine.scheduler._requests)
+    while engine.scheduler.has_work():
+        requests.update(engine.scheduler.queues._all)
         engine.step()
     assert 0 < max(request.num_preemptions for request in requests.values()) <= bound
     for i in range(24):
@@ -215,9 +216,9 @@ def test_a_resumed_request_comes_before_later_ones_again() -> None:
     engine = SmallEngine(num_blocks=12, block_size=1, max_num_seqs=3)
     for i, (length, count) in enumerate([(3, 2), (2, 9), (1, 11)]):
         engine.add(f"r{i}", prompt(i, length), max_tokens=count)
-    second = engine.scheduler._requests["r1"]
+    second = engine.scheduler.queues._all["r1"]
     engine.step()
-    engine.scheduler._preempt(second)
+    engine.scheduler.preempt(second)
     engine.run()
     for i, (length, count) in enumerate([(3, 2), (2, 9), (1, 11)]):
         assert engine.tokens[f"r{i}"] == expected_tokens(prompt(i, length), count)
@@ -230,17 +231,17 @@ def test_parked_requests_come_back_in_the_order_of_their_arrival() -> None:
     engine.step()
     engine.step()
     for i in (3, 1, 2):
-        engine.scheduler._preempt(engine.scheduler._requests[f"r{i}"])
+        engine.scheduler.preempt(engine.scheduler.queues.running[f"r{i}"])
     engine.scheduler._config = dataclasses.replace(engine.scheduler._config, max_num_seqs=2)
     engine.step()
-    assert list(engine.scheduler._running) == ["r0", "r1"]
+    assert list(engine.scheduler.queues.running) == ["r0", "r1"]
 
 
 def test_what_was_preempted_does_not_come_back_in_the_same_step() -> None:
     engine = SmallEngine(num_blocks=8, max_num_seqs=4)
     for i in range(3):
         engine.add(f"r{i}", prompt(i, 8), max_tokens=20)
-    while engine.core.stats().preemptions_total == 0:
+    while sum(engine.core.stats().preemptions.values()) == 0:
         waiting = engine.scheduler.num_waiting
         engine.step()
     assert engine.scheduler.num_waiting > waiting
@@ -252,8 +253,9 @@ def test_a_preempted_request_waits_until_every_running_one_could_grow() -> None:
         engine.add(f"r{i}", prompt(i, 13), max_tokens=30)
     engine.step()
     engine.step()
-    engine.scheduler._preempt(engine.scheduler._requests["r2"])
-    assert not engine.blocks.try_admit("hog", [], num_tokens=4 * 20, capacity_tokens=4 * 20, keep_available=0)
+    engine.scheduler.preempt(engine.scheduler.queues.running["r2"])
+    refusal = engine.blocks.try_admit("hog", [], num_tokens=4 * 20, capacity_tokens=4 * 20, keep_available=0)
+    assert refusal is Refusal.NO_ROOM
     hog = engine.blocks.num_blocks - engine.blocks.usage().in_use - 4 - 1
     engine.blocks.try_admit("hog", [], num_tokens=4 * hog, capacity_tokens=4 * hog, keep_available=0)
     plan = engine.scheduler.schedule()
@@ -276,9 +278,9 @@ def test_recomputed_tokens_are_counted_apart_from_hits() -> None:
         engine.add(f"r{i}", prompt(i, 10), max_tokens=16)
     engine.run()
     stats = engine.core.stats()
-    assert stats.preemptions_total > 0
+    assert sum(stats.preemptions.values()) > 0
     assert stats.recomputed_tokens_total > 0
-    assert stats.hit_tokens_total == 0
+    assert stats.tiers["device"].hit_tokens_total == 0
     known = sum(10 + 16 - 1 for _ in range(2))
     assert engine.executor.num_computed_tokens == known + stats.recomputed_tokens_total
 
@@ -297,7 +299,7 @@ def test_abort_in_any_state_frees_everything(steps_before: int) -> None:
         engine.core.abort(f"r{i}")
         engine.core.abort(f"r{i}")
         assert engine.core.problems() == ()
-    assert not engine.core.has_work()
+    assert not engine.scheduler.has_work()
     engine.assert_idle()
 
 
@@ -316,7 +318,7 @@ def test_a_paused_request_gets_no_tokens_until_resumed() -> None:
     engine.step()
     engine.core.pause("a")
     engine.core.pause("a")
-    assert not engine.core.has_work()
+    assert not engine.scheduler.has_work()
     engine.add("b", prompt(2, 3), max_tokens=6)
     engine.run()
     assert len(engine.tokens["a"]) == 1
@@ -334,7 +336,7 @@ def test_a_paused_request_is_the_first_to_lose_its_blocks() -> None:
     engine.add("a", prompt(2, 20), max_tokens=8)
     engine.run()
     assert engine.finished == {"a": FinishReason.LENGTH}
-    assert engine.core.stats().preemptions_total == 1
+    assert sum(engine.core.stats().preemptions.values()) == 1
     engine.core.resume("slow")
     engine.run()
     assert engine.tokens["slow"] == expected_tokens(prompt(1, 12), 8)
@@ -406,7 +408,7 @@ def test_aborting_paused_requests_leaves_the_count_right() -> None:
     engine.core.pause("a")
     engine.core.abort("a")
     engine.core.resume("a")
-    assert not engine.core.has_work()
+    assert not engine.scheduler.has_work()
     engine.assert_idle()
 
 
@@ -474,8 +476,9 @@ def test_a_request_id_in_use_is_refused_without_harm_to_its_owner() -> None:
     engine.add("a", prompt(1, 4), max_tokens=3)
     engine.step()
     engine.add("a", prompt(2, 4), max_tokens=3)
-    refused = engine.core.report_idle().deltas
-    assert [delta.finish_reason for delta in refused] == [FinishReason.ERROR]
+    refused, second = engine.core.step().deltas
+    assert refused.finish_reason is FinishReason.ERROR
+    engine.tokens["a"] += second.token_ids
     engine.run()
     assert engine.tokens["a"] == expected_tokens(prompt(1, 4), 3)
 
@@ -483,9 +486,9 @@ def test_a_request_id_in_use_is_refused_without_harm_to_its_owner() -> None:
 def test_an_illegal_status_change_raises_and_changes_nothing() -> None:
     engine = SmallEngine()
     engine.add("a", prompt(1, 4))
-    request = engine.scheduler._requests["a"]
+    request = engine.scheduler.queues._all["a"]
     status = request.status
-    with pytest.raises(IllegalTransitionError, match="cannot preempt"):
+    with pytest.raises(IllegalTransitionError, match="cannot lose its blocks"):
         request.move(RequestEvent.PREEMPT)
     assert request.status is status
 
@@ -493,7 +496,7 @@ def test_an_illegal_status_change_raises_and_changes_nothing() -> None:
 def test_token_slice_crosses_from_prompt_to_output() -> None:
     engine = SmallEngine()
     engine.add("a", [1, 2, 3])
-    request = engine.scheduler._requests["a"]
+    request = engine.scheduler.queues._all["a"]
     assert isinstance(request._namer, BlockNamer)
     request.output_token_ids += [4, 5, 6]
     every = [1, 2, 3, 4, 5, 6]

@@ -1,40 +1,88 @@
-"""A fixed pool of equal KV blocks: who refers to which, which are free, which are named.
+"""A fixed pool of equal KV blocks: who refers to which, which are free, which are named, which move.
 
 Runs on: step thread, sole owner. Blocks: never. Invariants: every block is in exactly one of free
-list, eviction order, or use (``ref_count`` > 0); a name leaves the index before its block is reused;
-only READY blocks have names.
+list, eviction order, or use (``ref_count`` > 0); each end of a copy holds a reference, so nothing under a
+copy is reused; a name leaves the index before its block is reused; only labelled blocks have names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from tiering.policies.eviction import EvictionPolicy
+from tiering.policies.eviction import CachedBlock, EvictionPolicy
 from tiering.residency import next_state
-from tiering.types import BlockEvent, BlockHash, BlockId, BlockState, PoolUsage
+from tiering.types import BlockEvent, BlockHash, BlockId, BlockLabel, BlockState, PoolUsage
+
+
+def _no_cost(depth: int) -> float:
+    return 0.0
+
+
+class _Use:
+    """How a named block was used."""
+
+    __slots__ = ("expected_return_at", "last_used", "num_hits", "was_stored")
+
+    def __init__(self, last_used: float) -> None:
+        self.was_stored = False
+        self.num_hits = 0
+        self.last_used = last_used
+        self.expected_return_at: float | None = None
 
 
 class BlockPool:
-    """Reference-counted blocks of one tier, with an index from name to block."""
+    """Reference-counted blocks of one tier, with an index from name to block.
 
-    def __init__(self, num_blocks: int, eviction: EvictionPolicy) -> None:
-        assert num_blocks > 0
-        self.num_blocks = num_blocks
+    ``recompute_s(depth)`` prices a block for the eviction policy. ``now`` is the time of the present step;
+    the owner sets it.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        eviction: EvictionPolicy,
+        recompute_s: Callable[[int], float] = _no_cost,
+    ) -> None:
+        self.num_blocks = 0
+        self.now = 0.0
         self.evictions_total = 0
         self._eviction = eviction
-        self._free = [BlockId(i) for i in reversed(range(num_blocks))]
-        self._state = [BlockState.FREE] * num_blocks
-        self._ref_count = [0] * num_blocks
-        self._name: dict[BlockId, BlockHash] = {}
+        self._recompute_s = recompute_s
+        self._free: list[BlockId] = []
+        self._state: list[BlockState] = []
+        self._ref_count: list[int] = []
+        self._label: dict[BlockId, BlockLabel] = {}
+        self._use: dict[BlockId, _Use] = {}
         self._index: dict[BlockHash, BlockId] = {}
+        self._arriving: dict[BlockHash, BlockId] = {}
+        self._copies_out: dict[BlockId, int] = {}
+        self._num_copying_in = 0
+        self.extend(num_blocks)
+
+    def extend(self, num_blocks: int) -> None:
+        """Add ``num_blocks`` free blocks at the end."""
+        first = self.num_blocks
+        self.num_blocks += num_blocks
+        self._free[:0] = [BlockId(i) for i in reversed(range(first, self.num_blocks))]
+        self._state += [BlockState.FREE] * num_blocks
+        self._ref_count += [0] * num_blocks
+
+    @property
+    def eviction_name(self) -> str:
+        return self._eviction.name
 
     def usage(self) -> PoolUsage:
         free, cached = len(self._free), len(self._eviction)
-        return PoolUsage(free=free, cached=cached, in_use=self.num_blocks - free - cached)
+        copying = len(self._copies_out) + self._num_copying_in
+        return PoolUsage(free, cached, self.num_blocks - free - cached - copying, copying)
 
     def num_available(self) -> int:
         """Blocks that ``try_allocate`` could hand out now."""
         return len(self._free) + len(self._eviction)
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
 
     def state(self, block: BlockId) -> BlockState:
         return self._state[block]
@@ -42,18 +90,22 @@ class BlockPool:
     def ref_count(self, block: BlockId) -> int:
         return self._ref_count[block]
 
-    def name_of(self, block: BlockId) -> BlockHash | None:
-        """Name of a READY block; None for one that has no name."""
-        return self._name.get(block)
+    def label_of(self, block: BlockId) -> BlockLabel | None:
+        """Label of a full block that others can find, or that is on its way here; else None."""
+        return self._label.get(block)
+
+    # ---- room and names ------------------------------------------------------------------------
 
     def try_allocate(self, count: int) -> list[BlockId] | None:
         """``count`` FILLING blocks with one reference each, evicting cached ones if need be.
 
         All or nothing: None, with nothing changed, if there are not that many.
         """
-        if count > self.num_available():
+        missing = count - len(self._free)
+        if missing > len(self._eviction):
             return None
-        self._evict(self._eviction.victims(count - len(self._free)) if count > len(self._free) else ())
+        if missing > 0:
+            self._evict(self._eviction.victims(missing, self.now))
         taken = [self._free.pop() for _ in range(count)]
         for block in taken:
             self._move(block, BlockEvent.ALLOCATE)
@@ -61,58 +113,197 @@ class BlockPool:
         return taken
 
     def lookup(self, name: BlockHash) -> BlockId | None:
-        """The READY block with this name, or None."""
+        """The block that holds this name's content now, or None."""
         return self._index.get(name)
 
+    def is_arriving(self, name: BlockHash) -> bool:
+        """Whether a copy is bringing this name's content here."""
+        return name in self._arriving
+
+    def arriving_block(self, name: BlockHash) -> BlockId | None:
+        """The block that a copy is filling with this name's content, or None."""
+        return self._arriving.get(name)
+
+    def is_being_filled(self, block: BlockId) -> bool:
+        """Whether a copy is writing this block."""
+        return self._state[block] is BlockState.COPYING_IN
+
+    def share(self, block: BlockId) -> None:
+        """Add a reference to a block that has a name, or gets it when its copy ends."""
+        if self.is_being_filled(block):
+            assert block in self._label
+            self._ref_count[block] += 1
+        else:
+            self.acquire(block)
+
     def acquire(self, block: BlockId) -> None:
-        """Add a reference to a READY block, which also keeps it from being evicted."""
-        assert self._state[block] is BlockState.READY
+        """Add a reference to a named block, which also keeps it from being evicted."""
+        assert block in self._label and self._state[block] is not BlockState.COPYING_IN
         if self._ref_count[block] == 0:
-            self._eviction.remove(block)
+            self._eviction.take(block)
         self._ref_count[block] += 1
 
-    def publish(self, block: BlockId, name: BlockHash) -> None:
-        """Name a full FILLING block, so that others may find it. No other block may have the name."""
-        assert name not in self._index
-        self._move(block, BlockEvent.PUBLISH)
-        self._name[block] = name
-        self._index[name] = block
+    def record_hit(self, block: BlockId) -> int:
+        """Count a hit by a new sequence; returns how many the block has had."""
+        use = self._use[block]
+        use.num_hits += 1
+        use.last_used = self.now
+        use.was_stored = False
+        return use.num_hits
 
-    def release(self, blocks: Iterable[BlockId]) -> None:
+    def was_stored(self, block: BlockId) -> bool:
+        """Whether a copy of this named block to the tier below was begun since its last hit."""
+        return self._use[block].was_stored
+
+    def note_stored(self, block: BlockId) -> None:
+        """A copy of this named block to the tier below is begun."""
+        self._use[block].was_stored = True
+
+    def publish(self, block: BlockId, label: BlockLabel) -> None:
+        """Name a full FILLING block, so that others may find it. No other block may have the name."""
+        assert label.name not in self._index
+        self._move(block, BlockEvent.PUBLISH)
+        self._enter(block, label)
+
+    def release(self, blocks: Iterable[BlockId], expected_return_at: float | None = None) -> None:
         """Drop one reference from each block, in the given order (pass the last block first).
 
         Named blocks whose count reaches zero stay cached; unnamed ones become free.
+        ``expected_return_at``: when the sequence that lets go said that it would be back.
         """
         for block in blocks:
             assert self._ref_count[block] > 0, f"block {block} was released twice"
             self._ref_count[block] -= 1
-            if self._ref_count[block] > 0:
-                continue
-            if self._state[block] is BlockState.READY:
-                self._eviction.add(block)
-            else:
-                self._move(block, BlockEvent.DISCARD)
-                self._free.append(block)
+            use = self._use.get(block)
+            if use is not None:
+                use.last_used = self.now
+                if expected_return_at is not None:
+                    use.expected_return_at = expected_return_at
+            if self._ref_count[block] == 0:
+                self._retire(block)
 
-    def drop(self, blocks: Iterable[BlockId]) -> None:
-        """Forget cached blocks whose content is not to be trusted; those still referenced are kept."""
-        self._free_cached(
-            block
-            for block in blocks
-            if self._ref_count[block] == 0 and self._state[block] is BlockState.READY
-        )
+    def forget(self, name: BlockHash) -> None:
+        """Let nobody find this name's content, which is not to be trusted.
+
+        Those who refer to the block keep it, nameless; it is freed with their last reference.
+        """
+        block = self._index.get(name)
+        if block is None:
+            return
+        if self._ref_count[block] == 0:
+            self._free_cached((block,))
+        else:
+            self._move(block, BlockEvent.FORGET)
+            self._leave(block)
+
+    def adopt(self, labels: Mapping[BlockId, BlockLabel]) -> None:
+        """Take over what the free blocks of an empty pool hold already, least recently used first."""
+        assert len(self._free) == self.num_blocks and not self._index
+        self._free = [block for block in self._free if block not in labels]
+        for block, label in labels.items():
+            self._move(block, BlockEvent.ALLOCATE)
+            self._move(block, BlockEvent.PUBLISH)
+            self._enter(block, label)
+            self._retire(block)
+
+    # ---- copies --------------------------------------------------------------------------------
+
+    def begin_copy_out(self, block: BlockId) -> None:
+        """A copy will read the block: it gets a reference, and must not be written."""
+        if block not in self._copies_out:
+            self._move(block, BlockEvent.COPY_OUT)
+        if self._ref_count[block] == 0:
+            self._eviction.take(block)
+        self._ref_count[block] += 1
+        self._copies_out[block] = self._copies_out.get(block, 0) + 1
+
+    def end_copy_out(self, block: BlockId) -> None:
+        """The copy has ended, well or not; its reference goes."""
+        self._copies_out[block] -= 1
+        if self._copies_out[block] == 0:
+            del self._copies_out[block]
+            named = block in self._label
+            self._move(block, BlockEvent.COPIED_NAMED if named else BlockEvent.COPIED_NAMELESS)
+        self.release((block,))
+
+    def begin_copy_in(self, block: BlockId, label: BlockLabel | None) -> None:
+        """A copy will fill this FILLING block with what ``label`` names; it gets a reference."""
+        self._move(block, BlockEvent.COPY_IN)
+        self._ref_count[block] += 1
+        self._num_copying_in += 1
+        if label is not None:
+            assert label.name not in self._arriving
+            self._arriving[label.name] = block
+            self._label[block] = label
+
+    def complete_copy_in(self, block: BlockId) -> BlockId:
+        """The copy has filled the block; its reference goes. Returns the block that has the name now.
+
+        That is another one if the content was computed here meanwhile: then ``block`` stays nameless.
+        """
+        label = self._end_copy_in(block)
+        if label is None:
+            self._move(block, BlockEvent.ARRIVE_NAMELESS)
+        elif label.name in self._index:
+            self._move(block, BlockEvent.ARRIVE_NAMELESS)
+            named = self._index[label.name]
+            self.release((block,))
+            return named
+        else:
+            self._move(block, BlockEvent.ARRIVE_NAMED)
+            self._enter(block, label)
+        self.release((block,))
+        return block
+
+    def abandon_copy_in(self, block: BlockId) -> None:
+        """The copy failed or was never begun: what the block holds is nothing. Its reference goes."""
+        self._end_copy_in(block)
+        self._move(block, BlockEvent.ABANDON)
+        self.release((block,))
+
+    # ---- recounts ------------------------------------------------------------------------------
 
     def free_blocks(self) -> Sequence[BlockId]:
-        """The free list, for recounts."""
+        """The free list."""
         return tuple(self._free)
 
-    def evictable_blocks(self) -> Sequence[BlockId]:
-        """READY blocks that nobody refers to, first victim first; for recounts."""
-        return tuple(self._eviction)
+    def evictable_blocks(self) -> Iterator[BlockId]:
+        """Named blocks that nobody refers to, roughly the first victim first."""
+        return iter(self._eviction)
 
     def named_blocks(self) -> Iterator[tuple[BlockHash, BlockId]]:
-        """The index from name to block, for recounts."""
+        """The index from name to block."""
         return iter(self._index.items())
+
+    def arriving_blocks(self) -> Iterator[tuple[BlockHash, BlockId]]:
+        """Names on their way here, and the blocks they will be in."""
+        return iter(self._arriving.items())
+
+    def copies_out(self, block: BlockId) -> int:
+        """How many copies read the block."""
+        return self._copies_out.get(block, 0)
+
+    # ---- inside --------------------------------------------------------------------------------
+
+    def _retire(self, block: BlockId) -> None:
+        """The last reference is gone."""
+        label = self._label.get(block)
+        if label is None:
+            self._move(block, BlockEvent.DISCARD)
+            self._free.append(block)
+            return
+        use = self._use[block]
+        self._eviction.add(
+            CachedBlock(
+                block=block,
+                name=label.name,
+                depth=label.depth,
+                num_hits=use.num_hits,
+                last_used=use.last_used,
+                recompute_s=self._recompute_s(label.depth),
+                expected_return_at=use.expected_return_at,
+            )
+        )
 
     def _evict(self, blocks: Sequence[BlockId]) -> None:
         self._free_cached(blocks)
@@ -121,10 +312,26 @@ class BlockPool:
     def _free_cached(self, blocks: Iterable[BlockId]) -> None:
         for block in blocks:
             assert self._ref_count[block] == 0
-            del self._index[self._name.pop(block)]
-            self._eviction.remove(block)
+            self._leave(block)
+            self._eviction.forget(block)
             self._move(block, BlockEvent.EVICT)
             self._free.append(block)
+
+    def _enter(self, block: BlockId, label: BlockLabel) -> None:
+        self._label[block] = label
+        self._index[label.name] = block
+        self._use[block] = _Use(self.now)
+
+    def _leave(self, block: BlockId) -> None:
+        del self._index[self._label.pop(block).name]
+        del self._use[block]
+
+    def _end_copy_in(self, block: BlockId) -> BlockLabel | None:
+        self._num_copying_in -= 1
+        label = self._label.pop(block, None)
+        if label is not None:
+            del self._arriving[label.name]
+        return label
 
     def _move(self, block: BlockId, event: BlockEvent) -> None:
         self._state[block] = next_state(self._state[block], event)

@@ -9,6 +9,16 @@ TRANSITIONS: dict[tuple[BlockState, BlockEvent], BlockState] = {
     (BlockState.FILLING, BlockEvent.PUBLISH): BlockState.READY,
     (BlockState.FILLING, BlockEvent.DISCARD): BlockState.FREE,
     (BlockState.READY, BlockEvent.EVICT): BlockState.FREE,
+    (BlockState.READY, BlockEvent.FORGET): BlockState.FILLING,
+    (BlockState.COPYING_OUT, BlockEvent.FORGET): BlockState.COPYING_OUT,
+    (BlockState.READY, BlockEvent.COPY_OUT): BlockState.COPYING_OUT,
+    (BlockState.FILLING, BlockEvent.COPY_OUT): BlockState.COPYING_OUT,
+    (BlockState.COPYING_OUT, BlockEvent.COPIED_NAMED): BlockState.READY,
+    (BlockState.COPYING_OUT, BlockEvent.COPIED_NAMELESS): BlockState.FILLING,
+    (BlockState.FILLING, BlockEvent.COPY_IN): BlockState.COPYING_IN,
+    (BlockState.COPYING_IN, BlockEvent.ARRIVE_NAMED): BlockState.READY,
+    (BlockState.COPYING_IN, BlockEvent.ARRIVE_NAMELESS): BlockState.FILLING,
+    (BlockState.COPYING_IN, BlockEvent.ABANDON): BlockState.FILLING,
 }
 
 

@@ -1,4 +1,4 @@
-"""Identifiers, states and errors of KV blocks. Plain values: no torch, no threads, no clock."""
+"""Identifiers, states, values and errors of KV blocks. Plain values: no torch, no threads, no clock."""
 
 from __future__ import annotations
 
@@ -12,13 +12,29 @@ BlockId = NewType("BlockId", int)
 BlockHash = NewType("BlockHash", bytes)
 """Name of a full block: a keyed hash of everything its KV depends on (see ``tiering.hashing``)."""
 
+TransferId = NewType("TransferId", int)
+"""Number of one block's move from a tier to its neighbour."""
+
+
+class Tier(enum.StrEnum):
+    """Where a block's bytes are, fastest first."""
+
+    DEVICE = "device"
+    HOST = "host"
+    DISK = "disk"
+
 
 class BlockState(enum.Enum):
-    """``FILLING``: owned by one sequence, not yet full. ``READY``: full, named and immutable."""
+    """``FILLING``: owned by one sequence and not full, or full and nameless. ``READY``: named and immutable.
+
+    ``COPYING_OUT``: as before, and being read by a copy. ``COPYING_IN``: being written by a copy.
+    """
 
     FREE = "free"
     FILLING = "filling"
     READY = "ready"
+    COPYING_OUT = "copying_out"
+    COPYING_IN = "copying_in"
 
 
 class BlockEvent(enum.Enum):
@@ -28,6 +44,14 @@ class BlockEvent(enum.Enum):
     PUBLISH = "publish"
     DISCARD = "discard"
     EVICT = "evict"
+    FORGET = "forget its name"
+    COPY_OUT = "copy out"
+    COPIED_NAMED = "end a copy of a named block"
+    COPIED_NAMELESS = "end a copy of a nameless block"
+    COPY_IN = "copy in"
+    ARRIVE_NAMED = "arrive with a name"
+    ARRIVE_NAMELESS = "arrive without a name"
+    ABANDON = "abandon a copy"
 
 
 class IllegalTransitionError(RuntimeError):
@@ -35,19 +59,88 @@ class IllegalTransitionError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
-    """A sequence got its blocks; its first ``num_cached_tokens`` tokens need not be computed."""
+class BlockLabel:
+    """What a full block is: its name, and its index in the token history (0 is the first block)."""
 
-    num_cached_tokens: int
+    name: BlockHash
+    depth: int
+
+
+class TransferKind(enum.StrEnum):
+    """Direction of a move. Members are also the values of the ``kind`` label of metrics."""
+
+    SWAP_OUT = "swap_out"
+    SWAP_IN = "swap_in"
+    DEMOTE = "demote"
+    PROMOTE = "promote"
+
+    @property
+    def source(self) -> Tier:
+        return _ENDS[self][0]
+
+    @property
+    def target(self) -> Tier:
+        return _ENDS[self][1]
+
+    @property
+    def is_load(self) -> bool:
+        """Towards the device: someone waits for it."""
+        return self in (TransferKind.SWAP_IN, TransferKind.PROMOTE)
+
+
+_ENDS = {
+    TransferKind.SWAP_OUT: (Tier.DEVICE, Tier.HOST),
+    TransferKind.SWAP_IN: (Tier.HOST, Tier.DEVICE),
+    TransferKind.DEMOTE: (Tier.HOST, Tier.DISK),
+    TransferKind.PROMOTE: (Tier.DISK, Tier.HOST),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TransferJob:
+    """Move one block. ``label`` is None for a sequence's last, partly filled block."""
+
+    transfer_id: TransferId
+    kind: TransferKind
+    source: BlockId
+    target: BlockId
+    label: BlockLabel | None
+
+
+class TransferOutcome(enum.Enum):
+    """``CORRUPT``: the source is not what its name says. ``CANCELLED``: the copy was never begun."""
+
+    DONE = "done"
+    FAILED = "failed"
+    CORRUPT = "corrupt"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class TransferResult:
+    """How a move ended.
+
+    ``copy_s``: seconds of the copy; ``queue_s``: from submission to its start; ``cpu_s``: processor time.
+    """
+
+    transfer_id: TransferId
+    outcome: TransferOutcome
+    copy_s: float = 0.0
+    queue_s: float = 0.0
+    cpu_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class PoolUsage:
-    """Blocks by use. ``cached`` ones are READY, referenced by nobody and can be evicted at once."""
+    """Blocks by use. ``cached`` ones are READY, referenced by nobody and can be evicted at once.
 
-    free: int
-    cached: int
-    in_use: int
+    ``copying`` ones are an end of a move; the rest of those referenced is ``in_use``.
+    """
+
+    free: int = 0
+    cached: int = 0
+    in_use: int = 0
+    copying: int = 0
 
     @property
     def available(self) -> int:

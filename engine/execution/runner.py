@@ -5,6 +5,7 @@ Runs on: step thread, sole user of model and pool. Blocks: for the length of a s
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from engine.models.rope import RopeTable
 from engine.schedule import SampledToken, SampleSpec, ScheduledChunk, SchedulerOutput, StepOutput
 from tiering.memory.device_pool import allocate_device_pool
 from tiering.memory.layout import KVLayout
+from tiering.movers.checksums import checksum
+from tiering.movers.disk_store import FINGERPRINT_BYTES
 
 Progress = Callable[[str, int, int], None]
 _WARM_UP_TOKENS = 3  # positions that the warm-up computes, be the window ever so short
@@ -66,10 +69,16 @@ class ModelRunner:
 
 @dataclass(frozen=True, slots=True)
 class LoadedRunner:
-    """A runner ready to step, and what the gateway needs to know of it."""
+    """A runner ready to step, its KV pool, and what the gateway needs to know of it.
+
+    ``fingerprint`` (16 bytes) changes with anything that a block's bytes depend on beside its tokens.
+    """
 
     runner: ModelRunner
     info: EngineInfo
+    pool: torch.Tensor
+    layout: KVLayout
+    fingerprint: bytes
 
 
 def load_runner(config: EngineConfig, on_progress: Progress) -> LoadedRunner:
@@ -91,8 +100,30 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> LoadedRunner:
     runner = ModelRunner(LlamaModel(weights, rope, attention), config.block_size, hardware.device)
     _warm_up(runner)
     return LoadedRunner(
-        runner, _describe(hardware, memory, checkpoint, weights, window, attention.name, tokenizer)
+        runner,
+        _describe(hardware, memory, checkpoint, weights, window, attention.name, tokenizer),
+        pool,
+        window.layout,
+        _fingerprint(config, model, weights, window.layout, hardware, attention.name),
     )
+
+
+def _fingerprint(
+    config: EngineConfig,
+    model: ModelConfig,
+    weights: LlamaWeights,
+    layout: KVLayout,
+    hardware: Hardware,
+    attention_backend: str,
+) -> bytes:
+    """Of the weights as loaded, the model's shape, the KV's type and layout, and the way it is computed."""
+    hasher = hashlib.blake2b(digest_size=FINGERPRINT_BYTES)
+    path = (hardware.dtype, hardware.device.type, attention_backend, config.deterministic)
+    hasher.update(repr((model, layout, path)).encode())
+    for tensor in weights.tensors():
+        block = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        hasher.update(checksum(block))
+    return hasher.digest()
 
 
 def _describe(

@@ -147,7 +147,7 @@ class House:
         assert reply.status == 200, reply.body
         assert reply.text == "ok"
         await self.idle()
-        assert self.engine.stats.blocks_free == self.engine.info.num_blocks
+        assert self.engine.stats.blocks_in_use == 0
         assert self.gateway.offload.pending == 0
 
     async def close(self) -> None:

@@ -52,8 +52,18 @@ async def test_debug_needs_the_admin_key(make_house: Make) -> None:
         reply = await house.request("GET", "/debug/integrity", headers={"Authorization": f"Bearer {key}"})
         assert reply.status == status
     assert reply.json["problems"] == []
-    assert reply.json["stats"]["blocks_free"] == 64
+    assert reply.json["stats"]["tiers"]["device"]["blocks_free"] == 64
     assert (await house.complete(headers={"Authorization": "Bearer admin"})).status == 401
+
+
+async def test_debug_kv_shows_the_tiers_and_where_each_request_is(make_house: Make) -> None:
+    house: House = await make_house(admin_key="admin")
+    assert (await house.request("GET", "/debug/kv")).status == 401
+    reply = await house.request("GET", "/debug/kv", headers={"Authorization": "Bearer admin"})
+    assert reply.status == 200
+    assert reply.json["tiers"]["device"]["blocks_free"] == 64
+    assert reply.json["transfers"]["swap_in"]["num_bytes"] == 0
+    assert reply.json["sequences"] == [] and reply.json["num_requests"] == 0
 
 
 async def test_without_an_admin_key_there_is_no_debug(make_house: Make) -> None:

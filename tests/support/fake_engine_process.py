@@ -18,9 +18,13 @@ from engine.messages import EngineInfo
 from engine.process import main
 from engine.schedule import SchedulerOutput, StepOutput
 from engine.scheduler import Scheduler, SchedulerConfig
-from tests.support.fake_kv import VOCAB_SIZE, FakeKvExecutor
+from tests.support.fake_kv import VOCAB_SIZE, FakeKvExecutor, FakeMemory
 from tiering.block_manager import BlockManager
+from tiering.block_pool import BlockPool
 from tiering.policies.eviction import LruEviction
+from tiering.tiers import Tiers
+from tiering.transfers import TransferEngine
+from tiering.types import Tier
 
 NUM_BLOCKS = 256
 WINDOW = 512
@@ -28,7 +32,7 @@ WINDOW = 512
 
 class _SlowExecutor(FakeKvExecutor):
     def __init__(self, step_s: float, block_size: int, *, fails: bool) -> None:
-        super().__init__(NUM_BLOCKS, block_size)
+        super().__init__(FakeMemory(block_size, {Tier.DEVICE: NUM_BLOCKS}))
         self._step_s = step_s
         self._fails = fails
 
@@ -40,7 +44,10 @@ class _SlowExecutor(FakeKvExecutor):
 
 
 def build(
-    config: EngineConfig, on_progress: Callable[[str, int, int], None], clock: Callable[[], float]
+    config: EngineConfig,
+    on_progress: Callable[[str, int, int], None],
+    clock: Callable[[], float],
+    wake: Callable[[], None],
 ) -> tuple[EngineCore, EngineInfo]:
     name, _, step_s = config.model.partition(":")
     if name == "fail-load":
@@ -51,10 +58,13 @@ def build(
         os._exit(9)
     for done in range(3):
         on_progress("weights", done, 2)
-    blocks = BlockManager(NUM_BLOCKS, config.block_size, LruEviction())
+    blocks = BlockManager(Tiers(BlockPool(NUM_BLOCKS, LruEviction())), config.block_size)
     scheduler = Scheduler(SchedulerConfig(config.max_num_seqs, config.max_num_batched_tokens, WINDOW), blocks)
     executor = _SlowExecutor(float(step_s or 0), config.block_size, fails=name == "fail-step")
-    core = EngineCore(scheduler, blocks, executor, max_model_len=WINDOW, vocab_size=VOCAB_SIZE, clock=clock)
+    transfers = TransferEngine({}, 1, clock)
+    core = EngineCore(
+        scheduler, blocks, transfers, executor, max_model_len=WINDOW, vocab_size=VOCAB_SIZE, clock=clock
+    )
     return core, _info(config)
 
 

@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Sequence
 
 from engine.schedule import SampledToken, ScheduledChunk, SchedulerOutput, StepOutput
+from tiering.types import BlockHash, Tier, TransferJob, TransferOutcome
 
 VOCAB_SIZE = 1000
 
@@ -41,15 +42,40 @@ def expected_tokens(prompt: Sequence[int], count: int) -> list[int]:
     return context[len(prompt) :]
 
 
-class FakeKvExecutor:
-    """Executor over ``num_blocks`` blocks of ``block_size`` slots."""
+class FakeMemory:
+    """The slots of every tier. ``copy`` and ``spoil`` are what a mover does with them."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, block_size: int, num_blocks: dict[Tier, int]) -> None:
+        self.block_size = block_size
+        self.slots: dict[Tier, list[list[int | None]]] = {
+            tier: [[None] * block_size for _ in range(count)] for tier, count in num_blocks.items()
+        }
+        self.disk_names: dict[int, BlockHash] = {}  # as a record's header says
+
+    def copy(self, job: TransferJob) -> TransferOutcome:
+        if job.kind.target is Tier.DISK:
+            assert job.label is not None
+            self.disk_names[job.target] = job.label.name
+        elif job.kind.source is Tier.DISK:
+            assert job.label is not None
+            if self.disk_names.get(job.source) != job.label.name:
+                return TransferOutcome.CORRUPT
+        self.slots[job.kind.target][job.target][:] = self.slots[job.kind.source][job.source]
+        return TransferOutcome.DONE
+
+    def spoil(self, job: TransferJob) -> None:
+        self.slots[job.kind.target][job.target][:] = [-job.transfer_id] * self.block_size
+
+
+class FakeKvExecutor:
+    """Executor over the device blocks of a ``FakeMemory``."""
+
+    def __init__(self, memory: FakeMemory) -> None:
         self.num_computed_tokens = 0
         self.max_batch = 0
         self.broken: set[str] = set()  # requests whose logits shall not be finite
-        self._slots: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
-        self._block_size = block_size
+        self._slots = memory.slots[Tier.DEVICE]
+        self._block_size = memory.block_size
 
     def execute(self, plan: SchedulerOutput) -> StepOutput:
         self.max_batch = max(self.max_batch, len(plan.chunks))

@@ -16,15 +16,25 @@ import msgspec
 
 from engine.client import DeltaSink, EngineDeadError, EngineHealth, StepListener
 from engine.messages import (
+    KV_TRANSFER_BUCKETS,
     AddRequest,
     EngineInfo,
     EngineStats,
     FinishReason,
     IntegrityReport,
+    KvReport,
+    SequenceKv,
     StepReport,
+    TierStats,
     TokenDelta,
     TokenLogprobs,
+    TransferStats,
 )
+
+_NO_TRANSFERS = {
+    kind: TransferStats(0, 0, 0, 0, 0.0, 0.0, 0.0, (0,) * (len(KV_TRANSFER_BUCKETS) + 1))
+    for kind in ("swap_out", "swap_in", "demote", "promote")
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +104,7 @@ class ScriptedEngine:
         self._waiting: dict[str, _Running] = {}
         self._running: dict[str, _Running] = {}
         self._listeners: list[StepListener] = []
-        self._stats = EngineStats(blocks_free=info.num_blocks)
+        self._stats = EngineStats(tiers=self._tiers(0), transfers=_NO_TRANSFERS)
         self._work = asyncio.Event()
         self._thaw = asyncio.Event()
         self._thaw.set()
@@ -144,6 +154,22 @@ class ScriptedEngine:
 
     async def check_integrity(self) -> IntegrityReport:
         return IntegrityReport(check_id=0, problems=(), stats=self._stats)
+
+    async def describe_kv(self, limit: int) -> KvReport:
+        sequences = tuple(
+            SequenceKv(
+                request_id=request_id,
+                status="running",
+                priority=0,
+                num_tokens=len(running.request.prompt_token_ids) + running.num_generated,
+                num_computed_tokens=len(running.request.prompt_token_ids),
+                num_preemptions=0,
+                paused=running.paused,
+                blocks="D",
+            )
+            for request_id, running in self._running.items()
+        )
+        return KvReport(0, len(self.request_ids), sequences[:limit], self._stats)
 
     def add_step_listener(self, listener: StepListener) -> None:
         self._listeners.append(listener)
@@ -264,9 +290,13 @@ class ScriptedEngine:
             num_waiting=len(self._waiting),
             num_paused=sum(running.paused for running in self._running.values()),
             blocks_in_use=in_use,
-            blocks_free=self._info.num_blocks - in_use,
+            tiers=self._tiers(in_use),
             generated_tokens_total=self._stats.generated_tokens_total + generated,
         )
+
+    def _tiers(self, in_use: int) -> dict[str, TierStats]:
+        free = self._info.num_blocks - in_use
+        return {"device": TierStats(free, 0, in_use, 0, "lru", 0, 0)}
 
 
 def _logprobs(ids: Sequence[int], script: Script, num_top: int | None) -> tuple[TokenLogprobs, ...] | None:

@@ -1,26 +1,42 @@
-"""A whole engine core over the fake executor, for tests of scheduling and paging."""
+"""A whole engine core over the fake executor and fake movers, for tests of scheduling, paging and tiers."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 from engine.core import EngineCore
 from engine.messages import AddRequest, FinishReason, SamplingParams, StepReport
 from engine.scheduler import Scheduler, SchedulerConfig
-from tests.support.fake_kv import VOCAB_SIZE, FakeKvExecutor
+from tests.support.fake_kv import VOCAB_SIZE, FakeKvExecutor, FakeMemory
 from tiering.block_manager import BlockManager
-from tiering.policies.eviction import LruEviction
+from tiering.block_pool import BlockPool
+from tiering.movers.base import FakeMover, Mischief
+from tiering.policies.registry import eviction_factory, restore_factory, write_factory
+from tiering.tiers import Tiers
+from tiering.transfers import TransferEngine
+from tiering.types import BlockId, BlockLabel, Tier, TransferKind
 
 
 class SmallEngine:
-    """Steps a core and keeps what each request received. Recounts everything after every step."""
+    """Steps a core and keeps what each request received. Recounts everything after every step.
+
+    ``host_blocks`` and ``disk_blocks`` of 0 leave those tiers out. ``restart`` makes an engine that finds
+    what an earlier one has on disk. The clock is the number of the step.
+    """
 
     def __init__(
         self,
         *,
         num_blocks: int = 16,
         block_size: int = 4,
+        host_blocks: int = 0,
+        disk_blocks: int = 0,
+        eviction: str = "lru",
+        write: str = "back",
+        restore: str = "swap",
+        mischief: Mischief | None = None,
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 16,
         max_model_len: int | None = None,
@@ -28,8 +44,24 @@ class SmallEngine:
         prefix_caching: bool = True,
     ) -> None:
         window = max_model_len or num_blocks * block_size
-        self.blocks = BlockManager(num_blocks, block_size, LruEviction(), prefix_caching=prefix_caching)
-        self.executor = FakeKvExecutor(num_blocks, block_size)
+        counts = {Tier.DEVICE: num_blocks, Tier.HOST: host_blocks, Tier.DISK: disk_blocks}
+        pools = {
+            tier: BlockPool(count, eviction_factory(eviction)()) for tier, count in counts.items() if count
+        }
+        writes = {
+            tier: write_factory(write)()
+            for tier, below in ((Tier.DEVICE, Tier.HOST), (Tier.HOST, Tier.DISK))
+            if below in pools
+        }
+        self.tiers = Tiers(pools[Tier.DEVICE], pools.get(Tier.HOST), pools.get(Tier.DISK), writes)
+        self.blocks = BlockManager(
+            self.tiers, block_size, restore=restore_factory(restore)(), prefix_caching=prefix_caching
+        )
+        self.memory = FakeMemory(block_size, counts)
+        self.executor = FakeKvExecutor(self.memory)
+        mischief = mischief or Mischief()
+        self.link = FakeMover(self.memory.copy, mischief, self.memory.spoil)
+        self.disk = FakeMover(self.memory.copy, replace(mischief, seed=mischief.seed + 1), self.memory.spoil)
         config = SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -38,18 +70,47 @@ class SmallEngine:
             cache_secret=b"secret",
         )
         self.scheduler = Scheduler(config, self.blocks)
+        self._num_steps = 0
+        self.transfers = TransferEngine(
+            {
+                TransferKind.SWAP_OUT: self.link,
+                TransferKind.SWAP_IN: self.link,
+                TransferKind.DEMOTE: self.disk,
+                TransferKind.PROMOTE: self.disk,
+            },
+            block_bytes=1,
+            clock=self._clock,
+            max_store_bytes=8,
+        )
         self.core = EngineCore(
             self.scheduler,
             self.blocks,
+            self.transfers,
             self.executor,
             max_model_len=window,
             vocab_size=VOCAB_SIZE,
-            clock=lambda: 0.0,
+            clock=self._clock,
         )
         self.tokens: dict[str, list[int]] = defaultdict(list)
         self.finished: dict[str, FinishReason] = {}
         self.cached: dict[str, int] = {}
         self.errors: dict[str, str] = {}
+
+    def _clock(self) -> float:
+        return float(self._num_steps)
+
+    def find_on_disk(self, earlier: SmallEngine) -> None:
+        """Begin with what ``earlier`` has on disk, as a server does that is started again."""
+        pool, old = self.tiers.disk, earlier.tiers.disk
+        assert pool is not None and old is not None
+        labels: dict[BlockId, BlockLabel] = {}
+        for name, block in old.named_blocks():
+            label = old.label_of(block)
+            assert label is not None
+            labels[block] = label
+            self.memory.disk_names[block] = name
+            self.memory.slots[Tier.DISK][block][:] = earlier.memory.slots[Tier.DISK][block]
+        pool.adopt(labels)
 
     def add(
         self,
@@ -57,16 +118,24 @@ class SmallEngine:
         prompt: Sequence[int],
         max_tokens: int = 8,
         salt: bytes = b"",
+        priority: int = 0,
+        expected_return_s: float | None = None,
         **sampling: object,
     ) -> None:
         params = SamplingParams(max_tokens=max_tokens, seed=0, **sampling)  # type: ignore[arg-type]
         self.core.add(
             AddRequest(
-                request_id=request_id, prompt_token_ids=tuple(prompt), sampling=params, cache_salt=salt
+                request_id=request_id,
+                prompt_token_ids=tuple(prompt),
+                sampling=params,
+                cache_salt=salt,
+                priority=priority,
+                expected_return_s=expected_return_s,
             )
         )
 
     def step(self) -> StepReport:
+        self._num_steps += 1
         report = self.core.step()
         self._collect(report)
         assert self.core.problems() == ()
@@ -83,14 +152,14 @@ class SmallEngine:
                 self.errors[delta.request_id] = delta.error
 
     def run(self, max_steps: int = 10_000) -> int:
-        """Step until nothing can advance; returns the number of steps."""
+        """Step until nothing can advance and no copy is under way; returns the number of steps."""
         for count in range(max_steps):
-            if not self.core.has_work():
+            if not self.scheduler.has_work() and not self.transfers.num_pending:
                 return count
             self.step()
         raise AssertionError(f"still at work after {max_steps} steps")
 
     def assert_idle(self) -> None:
-        assert self.blocks.usage().in_use == 0
+        assert self.core.stats().blocks_in_use == 0
         assert self.scheduler.request_ids() == ()
         assert self.core.problems() == ()

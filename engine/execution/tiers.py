@@ -1,0 +1,240 @@
+"""Builds the KV tiers that the settings ask for: pools, memory, files, movers.
+
+Runs on: step thread, once. Which mover copies what is decided here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.config import ConfigError, DiskTier, EngineConfig, MemorySize
+from engine.execution.hardware import device_memory
+from tiering.block_pool import BlockPool
+from tiering.cost_model import CostModel
+from tiering.memory.host_pool import HostPool
+from tiering.memory.layout import KVLayout
+from tiering.movers.checksums import HostChecksums
+from tiering.movers.disk import disk_mover
+from tiering.movers.disk_store import DiskStore, DiskStoreError, open_secret
+from tiering.movers.thread import thread_mover
+from tiering.policies.registry import PolicyError, eviction_factory, restore_factory, write_factory
+from tiering.policies.restore import RestorePolicy
+from tiering.tiers import Tiers
+from tiering.transfers import Mover, TransferEngine
+from tiering.types import Tier, TransferKind
+
+_DEFAULT_DISK_BYTES = 10 * 2**30
+_DEFAULT_HOST_SHARE = MemorySize(fraction=0.25)  # with a GPU; without one the tier is off
+
+
+@dataclass(frozen=True, slots=True)
+class KvTiers:
+    """What an engine core needs to move blocks, and what there is of each tier.
+
+    ``cache_secret`` keys the block names; with a disk tier it is the store's, so that names outlive the
+    process.
+    """
+
+    tiers: Tiers
+    transfers: TransferEngine
+    costs: CostModel
+    restore: RestorePolicy
+    take_new_host_blocks: Callable[[], int]
+    cache_secret: bytes
+    host_blocks: int
+    disk_blocks: int
+    disk_kv_bytes: int
+    disk_blocks_found: int
+    notes: tuple[str, ...]
+
+
+def check_tier_settings(config: EngineConfig) -> None:
+    """Raise ConfigError for what can be refused before a model is loaded."""
+    if config.disk_kv is not None and not config.enable_prefix_caching:
+        raise ConfigError("--disk-kv needs prefix caching: what is on disk is found by its name.")
+    try:
+        eviction_factory(config.eviction)
+        write_factory(config.write_policy)
+        restore_factory(config.restore)
+    except PolicyError as error:
+        raise ConfigError(str(error)) from error
+
+
+def build_tiers(
+    config: EngineConfig,
+    pool: torch.Tensor,
+    layout: KVLayout,
+    fingerprint: bytes,
+    wake: Callable[[], None],
+    clock: Callable[[], float],
+) -> KvTiers:
+    """Set up host and disk beside the device pool ``pool``. Raises ConfigError.
+
+    Host memory is taken in the background, and ``wake`` called as it comes and as copies end.
+    """
+    builder = _Builder(config, pool, layout, fingerprint, wake)
+    return builder.build(clock)
+
+
+class _Builder:
+    def __init__(
+        self,
+        config: EngineConfig,
+        pool: torch.Tensor,
+        layout: KVLayout,
+        fingerprint: bytes,
+        wake: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._pool = pool
+        self._layout = layout
+        self._fingerprint = fingerprint
+        self._wake = wake
+        self._costs = CostModel(layout.block_size, layout.block_bytes)
+        self._movers: dict[TransferKind, Mover] = {}
+        self._notes: list[str] = []
+
+    def build(self, clock: Callable[[], float]) -> KvTiers:
+        device = self._block_pool(self._pool.shape[0])
+        host_size = self._host_size()
+        if self._config.disk_kv is not None and host_size is None:
+            raise ConfigError("--disk-kv needs --host-kv: blocks go to disk and come back by way of it.")
+        host = store = disk = None
+        num_host = 0
+        if host_size is not None:
+            host = self._block_pool(0)
+            memory = self._host_memory(host_size)
+            num_host = memory.num_blocks
+            checksums = HostChecksums(num_host) if self._config.kv_checksums else None
+            self._link(memory, checksums)
+            if self._config.disk_kv is not None:
+                store = self._open_store(self._config.disk_kv)
+                disk = self._block_pool(store.num_slots)
+                disk.adopt({found.slot: found.label for found in store.found})
+                mover = disk_mover(store, memory.slots, checksums, self._wake)
+                self._movers |= {TransferKind.DEMOTE: mover, TransferKind.PROMOTE: mover}
+            take_new = memory.take_ready
+        else:
+            take_new = _none
+        writes = {}
+        if host is not None:
+            make_write = write_factory(self._config.write_policy)
+            writes[Tier.DEVICE] = make_write()
+            if disk is not None:
+                writes[Tier.HOST] = make_write()
+        return KvTiers(
+            tiers=Tiers(device, host, disk, writes),
+            transfers=TransferEngine(self._movers, self._layout.block_bytes, clock),
+            costs=self._costs,
+            restore=restore_factory(self._config.restore)(),
+            take_new_host_blocks=take_new,
+            cache_secret=self._secret(),
+            host_blocks=num_host,
+            disk_blocks=0 if store is None else store.num_slots,
+            disk_kv_bytes=0 if store is None else store.num_bytes,
+            disk_blocks_found=0 if store is None else len(store.found),
+            notes=tuple(self._notes),
+        )
+
+    def _block_pool(self, num_blocks: int) -> BlockPool:
+        return BlockPool(num_blocks, eviction_factory(self._config.eviction)(), self._costs.block_s)
+
+    def _host_size(self) -> MemorySize | None:
+        if self._config.host_kv is None and self._pool.is_cuda:
+            return _DEFAULT_HOST_SHARE
+        return self._config.host_kv
+
+    def _host_memory(self, size: MemorySize) -> HostPool:
+        memory = device_memory(torch.device("cpu"))
+        untouched = (
+            0 if self._pool.is_cuda else self._pool.nbytes
+        )  # the device pool's pages are not taken yet
+        wanted = size.resolve(memory.total)
+        if wanted > memory.available - untouched:
+            raise ConfigError(
+                f"--host-kv asks for {wanted / 2**30:.2f} GiB, but beside the device pool only"
+                f" {max(0, memory.available - untouched) / 2**30:.2f} GiB are available."
+            )
+        num_blocks = self._layout.num_blocks(wanted)
+        if num_blocks < 1:
+            raise ConfigError(f"--host-kv is too small: a block takes {self._layout.block_bytes} bytes.")
+        return HostPool(num_blocks, self._layout.block_bytes, self._wake, self._register())
+
+    def _register(self) -> Callable[[int, int], None] | None:
+        if not self._pool.is_cuda:
+            return None
+
+        def register(address: int, num_bytes: int) -> None:
+            status = torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0)
+            if int(status) != 0:
+                raise OSError(f"cudaHostRegister answered {status}")
+
+        return register
+
+    def _link(self, memory: HostPool, checksums: HostChecksums | None) -> None:
+        if self._pool.is_cuda:
+            from tiering.movers.cuda import CudaMover
+
+            host = torch.from_numpy(memory.slots).view(self._pool.dtype).view(-1, *self._layout.block_shape)
+            mover: Mover = CudaMover(self._pool, host, self._wake)
+            if checksums is not None:
+                self._notes.append("--kv-checksums verifies moves to and from disk only, on a GPU.")
+        else:
+            mover = thread_mover(as_bytes(self._pool), memory.slots, checksums, self._wake)
+        self._movers |= {TransferKind.SWAP_OUT: mover, TransferKind.SWAP_IN: mover}
+
+    def _open_store(self, disk: DiskTier) -> DiskStore:
+        directory = Path(disk.path)
+        try:
+            return DiskStore(
+                directory, _disk_bytes(directory, disk.size), self._layout.block_bytes, self._fingerprint
+            )
+        except DiskStoreError as error:
+            raise ConfigError(str(error)) from error
+
+    def _secret(self) -> bytes:
+        if self._config.disk_kv is None:
+            return self._config.cache_secret
+        try:
+            return open_secret(Path(self._config.disk_kv.path))
+        except DiskStoreError as error:
+            raise ConfigError(str(error)) from error
+
+
+def _disk_bytes(directory: Path, size: MemorySize | None) -> int:
+    """What was asked for; else the size that the store has; else 10 GiB, or half of what is free."""
+    existing = _size_of(directory)
+    parent = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    free = shutil.disk_usage(parent).free + existing
+    if size is None:
+        return existing or min(_DEFAULT_DISK_BYTES, free // 2)
+    wanted = size.resolve(free)
+    if wanted > free:
+        raise ConfigError(
+            f"--disk-kv asks for {wanted / 2**30:.2f} GiB, but only {free / 2**30:.2f} GiB are free."
+        )
+    return wanted
+
+
+def as_bytes(pool: torch.Tensor) -> npt.NDArray[np.uint8]:
+    """A CPU pool as uint8 ``[num_blocks, block_bytes]``, over the same memory."""
+    flat: npt.NDArray[np.uint8] = pool.view(torch.uint8).flatten(1).numpy()
+    return flat
+
+
+def _size_of(directory: Path) -> int:
+    """Bytes that a store takes now, 0 if there is none."""
+    files = (directory / "blocks.kv", directory / "table.kv")
+    return sum(os.stat(file).st_size for file in files if file.exists())
+
+
+def _none() -> int:
+    return 0

@@ -1,0 +1,246 @@
+"""Blocks in a directory: a preallocated file of records, and a packed table of what is in them.
+
+    lock       held (flock) by the one process that uses the store; the kernel lets go of it with the process
+    secret     32 random bytes: the key of all block names in the store
+    table.kv   64 bytes: magic, version, fingerprint, sizes; then 32 bytes a slot: name, depth, generation
+    blocks.kv  a record a slot: a 4 KiB header page, then the block's bytes, padded to 4 KiB
+
+All files are private to the owner. A record is believed only if its header carries the right magic,
+version, fingerprint and name and the checksum of its bytes; so nothing needs syncing or repairing after a
+crash: a torn record, or a table entry that is ahead of its record, is a miss. A store of another
+fingerprint (weights, dtype, layout ...) is emptied. Runs on: ``open`` and ``close`` on the step thread;
+``write`` and ``read`` on disk threads, each slot by one at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import mmap
+import os
+import secrets
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from tiering.movers.checksums import checksum
+from tiering.types import BlockHash, BlockId, BlockLabel
+
+PAGE = 4096
+SECRET_BYTES = 32
+FINGERPRINT_BYTES = 16
+_VERSION = 1
+_TABLE_HEADER = struct.Struct("<8sI4x16sQQQ8x")  # magic, version, fingerprint, block, record bytes, slots
+_ENTRY = struct.Struct("<16sI4xQ")  # name, depth, generation (0: empty)
+_RECORD_HEADER = struct.Struct(
+    "<8sI4x16s16s16sIxxxxQ"
+)  # magic, version, fingerprint, name, checksum, depth, gen.
+_TABLE_MAGIC = b"TIDEKVT\x00"
+_RECORD_MAGIC = b"TIDEKVR\x00"
+_LOCK_TIMEOUT_S = 10.0  # a server that was just stopped may still be saving
+
+
+class DiskStoreError(ValueError):
+    """The store cannot be used. The message is one plain sentence for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlock:
+    """A block that the table knows."""
+
+    slot: BlockId
+    label: BlockLabel
+
+
+def open_secret(directory: Path) -> bytes:
+    """The store's secret, made at first use. Raises DiskStoreError."""
+    path = directory / "secret"
+    with _plain_errors(directory):
+        _make_directory(directory)
+        with contextlib.suppress(FileExistsError):
+            fresh = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            os.write(fresh, secrets.token_bytes(SECRET_BYTES))
+            os.close(fresh)
+        secret = path.read_bytes()
+    if len(secret) != SECRET_BYTES:
+        raise DiskStoreError(f"{path} is damaged; remove it, and with it all use of what is stored there.")
+    return secret
+
+
+class DiskStore:
+    """An open store: ``num_slots`` blocks in ``num_bytes``. ``found`` is what was in it, oldest first."""
+
+    def __init__(self, directory: Path, num_bytes: int, block_bytes: int, fingerprint: bytes) -> None:
+        """Open or make the store in ``directory``, of ``num_bytes`` in all. Raises DiskStoreError."""
+        assert len(fingerprint) == FINGERPRINT_BYTES
+        self.record_bytes = PAGE + -(-block_bytes // PAGE) * PAGE
+        self.num_slots = (num_bytes - _TABLE_HEADER.size) // (self.record_bytes + _ENTRY.size)
+        self.num_bytes = _TABLE_HEADER.size + self.num_slots * (self.record_bytes + _ENTRY.size)
+        self._block_bytes = block_bytes
+        self._fingerprint = fingerprint
+        self._local = threading.local()
+        if self.num_slots < 1:
+            raise DiskStoreError(f"--disk-kv is too small: one block takes {self.record_bytes} bytes there.")
+        with contextlib.ExitStack() as undo, _plain_errors(directory):
+            _make_directory(directory)
+            self._lock = _open(directory / "lock", os.O_RDWR)
+            undo.callback(os.close, self._lock)
+            _take_lock(self._lock, directory)
+            self._table = _open(directory / "table.kv", os.O_RDWR)
+            undo.callback(os.close, self._table)
+            self.is_direct, self._blocks = _open_direct(directory / "blocks.kv")
+            undo.callback(os.close, self._blocks)
+            self.found = self._load_table()
+            self._take_space()
+            undo.pop_all()
+        newest = max((generation for generation, _ in self._generations), default=0)
+        self._next_generation = itertools.count(newest + 1)
+
+    def write(self, slot: int, label: BlockLabel, block: npt.NDArray[np.uint8], digest: bytes) -> None:
+        """Put a block into a slot. Raises OSError."""
+        header, payload = self._scratch()
+        generation = next(self._next_generation)  # a C call, so safe between threads
+        fields = (self._fingerprint, label.name, digest, label.depth, generation)
+        _RECORD_HEADER.pack_into(header, 0, _RECORD_MAGIC, _VERSION, *fields)
+        if self._is_aligned(block):
+            buffers = [header, block.data]
+        else:
+            payload[: self._block_bytes] = block.data
+            buffers = [header, payload]
+        offset = slot * self.record_bytes
+        if os.pwritev(self._blocks, buffers, offset) != sum(len(buffer) for buffer in buffers):
+            raise OSError(errno.EIO, "a record was written in part")
+        entry = _ENTRY.pack(label.name, label.depth, generation)
+        os.pwrite(self._table, entry, _TABLE_HEADER.size + slot * _ENTRY.size)
+        if not self.is_direct:
+            os.posix_fadvise(self._blocks, offset, self.record_bytes, os.POSIX_FADV_DONTNEED)
+
+    def read(self, slot: int, name: BlockHash, block: npt.NDArray[np.uint8]) -> bytes | None:
+        """Fill ``block`` from a slot; returns its checksum, or None if the slot does not hold ``name``.
+
+        Raises OSError.
+        """
+        header, payload = self._scratch()
+        offset = slot * self.record_bytes
+        aligned = self._is_aligned(block)
+        buffers = [header, block.data if aligned else payload]
+        if os.preadv(self._blocks, buffers, offset) < PAGE + self._block_bytes:
+            return None
+        if not aligned:
+            block[:] = np.frombuffer(payload, dtype=np.uint8, count=self._block_bytes)
+        magic, version, fingerprint, stored, digest, _, _ = _RECORD_HEADER.unpack_from(header)
+        if (magic, version, fingerprint, stored) != (_RECORD_MAGIC, _VERSION, self._fingerprint, name):
+            return None
+        return digest if checksum(block) == digest else None
+
+    def close(self) -> None:
+        """Close the files and let go of the lock. No thread may use the store any more."""
+        for descriptor in (self._blocks, self._table, self._lock):
+            os.close(descriptor)
+
+    # ---- inside --------------------------------------------------------------------------------
+
+    def _load_table(self) -> list[StoredBlock]:
+        """Read the table, or begin a new one if it is of another model or layout."""
+        self._generations: list[tuple[int, StoredBlock]] = []
+        header = os.pread(self._table, _TABLE_HEADER.size, 0)
+        expected = (_TABLE_MAGIC, _VERSION, self._fingerprint, self._block_bytes, self.record_bytes)
+        if len(header) < _TABLE_HEADER.size or _TABLE_HEADER.unpack(header)[:5] != expected:
+            os.ftruncate(self._table, 0)
+        else:
+            self._generations = self._entries()
+        os.ftruncate(self._table, _TABLE_HEADER.size + self.num_slots * _ENTRY.size)
+        os.pwrite(self._table, _TABLE_HEADER.pack(*expected, self.num_slots), 0)
+        return [stored for _, stored in self._generations]
+
+    def _entries(self) -> list[tuple[int, StoredBlock]]:
+        """What the table says, oldest first; of two slots with one name, the later written counts."""
+        packed = os.pread(self._table, self.num_slots * _ENTRY.size, _TABLE_HEADER.size)
+        whole = len(packed) // _ENTRY.size * _ENTRY.size
+        entries = [
+            (generation, StoredBlock(BlockId(slot), BlockLabel(BlockHash(name), depth)))
+            for slot, (name, depth, generation) in enumerate(_ENTRY.iter_unpack(packed[:whole]))
+            if generation
+        ]
+        entries.sort(key=lambda entry: entry[0])
+        latest = {stored.label.name: (generation, stored) for generation, stored in entries}
+        return sorted(latest.values(), key=lambda entry: entry[0])
+
+    def _take_space(self) -> None:
+        num_bytes = self.num_slots * self.record_bytes
+        if os.fstat(self._blocks).st_size > num_bytes:
+            os.ftruncate(self._blocks, num_bytes)
+        os.posix_fallocate(self._blocks, 0, num_bytes)
+
+    def _is_aligned(self, block: npt.NDArray[np.uint8]) -> bool:
+        return self._block_bytes % PAGE == 0 and block.ctypes.data % PAGE == 0
+
+    def _scratch(self) -> tuple[memoryview, memoryview]:
+        """This thread's header page and payload buffer, both aligned for direct I/O."""
+        if not hasattr(self._local, "views"):
+            buffer = mmap.mmap(-1, self.record_bytes)
+            view = memoryview(buffer)
+            self._local.views = (view[:PAGE], view[PAGE:])
+        views: tuple[memoryview, memoryview] = self._local.views
+        return views
+
+
+@contextlib.contextmanager
+def _plain_errors(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise DiskStoreError(f"There is not enough room for --disk-kv in {directory}.") from error
+        raise DiskStoreError(f"--disk-kv {directory} cannot be used: {error.strerror or error}.") from error
+
+
+def _make_directory(directory: Path) -> None:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _open(path: Path, flags: int) -> int:
+    """Open or make a file that is ours alone."""
+    descriptor = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    status = os.fstat(descriptor)
+    if status.st_uid != os.geteuid():
+        os.close(descriptor)
+        raise DiskStoreError(f"{path} belongs to another user.")
+    if status.st_mode & 0o077:
+        os.fchmod(descriptor, 0o600)
+    return descriptor
+
+
+def _open_direct(path: Path) -> tuple[bool, int]:
+    """The file, past the page cache if the file system can do that."""
+    try:
+        descriptor = _open(path, os.O_RDWR | os.O_DIRECT)
+        with mmap.mmap(-1, PAGE) as page:
+            os.preadv(descriptor, [page], 0)
+        return True, descriptor
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False, _open(path, os.O_RDWR)
+
+
+def _take_lock(descriptor: int, directory: Path) -> None:
+    deadline = time.monotonic() + _LOCK_TIMEOUT_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise DiskStoreError(
+                    f"--disk-kv {directory} is in use by another server; give each its own directory."
+                ) from None
+            time.sleep(0.05)

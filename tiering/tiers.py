@@ -1,0 +1,220 @@
+"""The pools of all tiers and the moves between them: begun, cancelled, completed.
+
+Runs on: step thread, sole owner. Blocks: never; copies nothing itself. Moves are two-phase: ``begin``
+reserves and pins both ends and adds an order; ``complete`` publishes or rolls back. There is no third
+way. A block below the device is only ever written as a whole, so that what has a name there is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from tiering.block_pool import BlockPool
+from tiering.policies.write import WritePolicy
+from tiering.types import (
+    BlockId,
+    BlockLabel,
+    Tier,
+    TransferId,
+    TransferJob,
+    TransferKind,
+    TransferOutcome,
+    TransferResult,
+)
+
+_CLEAN_SHARE = 0.25  # of a pool is kept free, or clean and evictable
+_MAX_BACKGROUND_MOVES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TransferOrders:
+    """What a transfer engine shall do now."""
+
+    submit: tuple[TransferJob, ...]
+    cancel: tuple[TransferId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EndedMove:
+    """A move that is over. ``holder`` is the target block that has the content, if all went well.
+
+    It differs from ``job.target`` where the same content was computed there meanwhile.
+    """
+
+    job: TransferJob
+    outcome: TransferOutcome
+    holder: BlockId
+
+    @property
+    def ok(self) -> bool:
+        return self.outcome is TransferOutcome.DONE
+
+
+class Tiers:
+    """Device, host and disk pools. ``writes`` says when blocks of device and host are copied down."""
+
+    def __init__(
+        self,
+        device: BlockPool,
+        host: BlockPool | None = None,
+        disk: BlockPool | None = None,
+        writes: dict[Tier, WritePolicy] | None = None,
+    ) -> None:
+        assert host is not None or disk is None, "blocks reach the disk by way of host"
+        self.device = device
+        self.host = host
+        self.disk = disk
+        self._pools = {Tier.DEVICE: device}
+        if host is not None:
+            self._pools[Tier.HOST] = host
+        if disk is not None:
+            self._pools[Tier.DISK] = disk
+        self._writes = writes or {}
+        self._jobs: dict[TransferId, TransferJob] = {}
+        self._background: set[TransferId] = set()
+        self._num_moves = 0
+        self._submit: list[TransferJob] = []
+        self._cancel: list[TransferId] = []
+
+    def pool(self, tier: Tier) -> BlockPool:
+        return self._pools[tier]
+
+    def pools(self) -> Iterator[tuple[Tier, BlockPool]]:
+        """The tiers there are, fastest first."""
+        return iter(self._pools.items())
+
+    def set_time(self, now: float) -> None:
+        """Tell the pools the time of the present step, in seconds."""
+        for pool in self._pools.values():
+            pool.now = now
+
+    # ---- moves ---------------------------------------------------------------------------------
+
+    def begin(
+        self, kind: TransferKind, source: BlockId, target: BlockId, label: BlockLabel | None
+    ) -> TransferId:
+        """Order the copy of one block into a FILLING one. Both get a reference until it is over."""
+        self._pools[kind.source].begin_copy_out(source)
+        self._pools[kind.target].begin_copy_in(target, label)
+        self._num_moves += 1
+        job = TransferJob(TransferId(self._num_moves), kind, source, target, label)
+        self._jobs[job.transfer_id] = job
+        self._submit.append(job)
+        return job.transfer_id
+
+    def cancel(self, transfer_ids: Iterable[TransferId]) -> None:
+        """Order that these not be begun, if they can still be stopped. Each is completed all the same."""
+        self._cancel += transfer_ids
+
+    def complete(self, result: TransferResult) -> EndedMove:
+        """Take in how a move ended: publish what arrived, or roll back."""
+        job = self._jobs.pop(result.transfer_id)
+        self._background.discard(job.transfer_id)
+        source, target = self._pools[job.kind.source], self._pools[job.kind.target]
+        holder = job.target
+        if result.outcome is TransferOutcome.DONE:
+            holder = target.complete_copy_in(job.target)
+        else:
+            target.abandon_copy_in(job.target)
+        source.end_copy_out(job.source)
+        if result.outcome is TransferOutcome.CORRUPT and job.label is not None:
+            source.forget(job.label.name)
+        return EndedMove(job, result.outcome, holder)
+
+    def take_orders(self) -> TransferOrders:
+        """What has been ordered since the last call."""
+        orders = TransferOrders(tuple(self._submit), tuple(self._cancel))
+        self._submit, self._cancel = [], []
+        return orders
+
+    def jobs(self) -> Iterator[TransferJob]:
+        """Moves under way."""
+        return iter(self._jobs.values())
+
+    @property
+    def num_moves(self) -> int:
+        """How many moves are under way."""
+        return len(self._jobs)
+
+    def num_moves_of(self, kind: TransferKind) -> int:
+        """How many moves of one kind are under way."""
+        return self.num_of_kind(self._jobs, kind)
+
+    def num_of_kind(self, moves: Iterable[TransferId], kind: TransferKind) -> int:
+        """How many of these moves are of one kind."""
+        return sum(self._jobs[move].kind is kind for move in moves)
+
+    def num_leaving(self) -> int:
+        """Device blocks that only moves refer to: they become available as these end."""
+        count = 0
+        for job in self._jobs.values():
+            if job.kind is TransferKind.SWAP_OUT:
+                count += self.device.ref_count(job.source) == 1
+            elif job.kind is TransferKind.SWAP_IN:
+                count += self.device.ref_count(job.target) == 1
+        return count
+
+    def arrival_at(self, tier: Tier, block: BlockId) -> TransferId:
+        """The move that is filling this block."""
+        return next(
+            job.transfer_id for job in self._jobs.values() if job.kind.target is tier and job.target == block
+        )
+
+    # ---- copies nobody waits for ---------------------------------------------------------------
+
+    def on_ready(self, tier: Tier, block: BlockId) -> None:
+        """A block of ``tier`` is full and named: copy it down, if that is the policy."""
+        policy = self._writes.get(tier)
+        if policy is not None and policy.stores_ready():
+            self._store_down(tier, block)
+
+    def on_hit(self, tier: Tier, block: BlockId) -> None:
+        """A new sequence found this block."""
+        num_hits = self._pools[tier].record_hit(block)
+        policy = self._writes.get(tier)
+        if policy is not None and policy.stores_hit(num_hits):
+            self._store_down(tier, block)
+
+    def clean_ahead(self) -> None:
+        """Copy down what will be evicted next, so that a quarter of each pool can be had at once."""
+        for tier, policy in self._writes.items():
+            if policy.cleans_ahead:
+                self._clean(tier)
+
+    def flush(self) -> None:
+        """Begin to copy down all that only one tier has, as far as there is room."""
+        for tier in self._writes:
+            pool = self._pools[tier]
+            for block in tuple(pool.evictable_blocks()):
+                if not pool.was_stored(block):
+                    self._store_down(tier, block)
+
+    def _clean(self, tier: Tier) -> None:
+        pool = self._pools[tier]
+        wanted = int(_CLEAN_SHARE * pool.num_blocks) - pool.num_free
+        if wanted <= 0 or len(self._background) >= _MAX_BACKGROUND_MOVES:
+            return
+        for block in tuple(islice(pool.evictable_blocks(), wanted)):
+            if len(self._background) >= _MAX_BACKGROUND_MOVES:
+                return
+            # Once only: with a small tier below, two blocks would else push each other out of it for ever.
+            if not pool.was_stored(block):
+                self._store_down(tier, block)
+
+    def _store_down(self, tier: Tier, block: BlockId) -> None:
+        """Begin a copy to the tier below, unless it has the block, or can make no room for it."""
+        kind = TransferKind.SWAP_OUT if tier is Tier.DEVICE else TransferKind.DEMOTE
+        below = self._pools.get(kind.target)
+        label = self._pools[tier].label_of(block)
+        if below is None or label is None or below.is_arriving(label.name):
+            return
+        if below.lookup(label.name) is not None or len(self._background) >= _MAX_BACKGROUND_MOVES:
+            return
+        slots = below.try_allocate(1)
+        if slots is None:
+            return
+        self._background.add(self.begin(kind, block, slots[0], label))
+        self._pools[tier].note_stored(block)
+        below.release(slots)
