@@ -31,7 +31,9 @@ def build_core(
     """
     _check(config)
     loaded = load_runner(config, on_progress)
-    kv = build_tiers(config, loaded.pool, loaded.layout, loaded.fingerprint, wake, clock)
+    kv = build_tiers(
+        config, loaded.pool, loaded.layout, loaded.fingerprint, loaded.info.max_model_len, wake, clock
+    )
     info = _describe(config, loaded, kv)
     blocks = BlockManager(
         kv.tiers,

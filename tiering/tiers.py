@@ -24,7 +24,7 @@ from tiering.types import (
     TransferResult,
 )
 
-_CLEAN_SHARE = 0.25  # of a pool is kept free, or clean and evictable
+_CLEAN_SHARE = 0.25  # of a pool is kept free or clean, and at least room for the longest sequence
 _MAX_BACKGROUND_MOVES = 64
 
 
@@ -53,7 +53,10 @@ class EndedMove:
 
 
 class Tiers:
-    """Device, host and disk pools. ``writes`` says when blocks of device and host are copied down."""
+    """Device, host and disk pools. ``writes`` says when blocks of device and host are copied down.
+
+    ``max_sequence_blocks``: what the longest sequence takes, all at once when it is admitted.
+    """
 
     def __init__(
         self,
@@ -61,6 +64,8 @@ class Tiers:
         host: BlockPool | None = None,
         disk: BlockPool | None = None,
         writes: dict[Tier, WritePolicy] | None = None,
+        *,
+        max_sequence_blocks: int = 0,
     ) -> None:
         assert host is not None or disk is None, "blocks reach the disk by way of host"
         self.device = device
@@ -72,6 +77,7 @@ class Tiers:
         if disk is not None:
             self._pools[Tier.DISK] = disk
         self._writes = writes or {}
+        self._max_sequence_blocks = max_sequence_blocks
         self._jobs: dict[TransferId, TransferJob] = {}
         self._background: set[TransferId] = set()
         self._num_moves = 0
@@ -178,7 +184,7 @@ class Tiers:
             self._store_down(tier, block)
 
     def clean_ahead(self) -> None:
-        """Copy down what will be evicted next, so that a quarter of each pool can be had at once."""
+        """Copy down what will be evicted next, so that room can be had at once and without loss."""
         for tier, policy in self._writes.items():
             if policy.cleans_ahead:
                 self._clean(tier)
@@ -193,7 +199,8 @@ class Tiers:
 
     def _clean(self, tier: Tier) -> None:
         pool = self._pools[tier]
-        wanted = int(_CLEAN_SHARE * pool.num_blocks) - pool.num_free
+        target = max(int(_CLEAN_SHARE * pool.num_blocks), self._max_sequence_blocks)
+        wanted = min(target, pool.num_blocks) - pool.num_free
         if wanted <= 0 or len(self._background) >= _MAX_BACKGROUND_MOVES:
             return
         for block in tuple(islice(pool.evictable_blocks(), wanted)):

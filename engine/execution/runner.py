@@ -28,6 +28,7 @@ from engine.loading.checkpoint import Checkpoint, open_checkpoint
 from engine.loading.tokenizer import TokenizerFiles, prepare_tokenizer
 from engine.loading.weights import load_weights
 from engine.messages import EngineInfo, SamplingParams
+from engine.models.layers import DETERMINISTIC_ROW_TILE
 from engine.models.llama import LlamaModel, LlamaWeights
 from engine.models.rope import RopeTable
 from engine.schedule import SampledToken, SampleSpec, ScheduledChunk, SchedulerOutput, StepOutput
@@ -92,7 +93,8 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> LoadedRunner:
     if hardware.device.type == "cpu":  # a GPU's pool is what the weights leave; RAM is known before
         _Window.fit(config, model, hardware)
     tokenizer = prepare_tokenizer(checkpoint)
-    weights = load_weights(model, checkpoint.tensors, hardware.dtype, hardware.device, on_progress)
+    row_tile = DETERMINISTIC_ROW_TILE if config.deterministic else None
+    weights = load_weights(model, checkpoint.tensors, hardware.dtype, hardware.device, on_progress, row_tile)
     window = _Window.fit(config, model, hardware)
     pool = allocate_device_pool(window.layout, window.num_blocks, hardware.dtype, hardware.device)
     attention = _attention_backend(pool, model, window, hardware)
@@ -118,7 +120,7 @@ def _fingerprint(
 ) -> bytes:
     """Of the weights as loaded, the model's shape, the KV's type and layout, and the way it is computed."""
     hasher = hashlib.blake2b(digest_size=FINGERPRINT_BYTES)
-    path = (hardware.dtype, hardware.device.type, attention_backend, config.deterministic)
+    path = (hardware.dtype, hardware.device.type, attention_backend, config.deterministic, hardware.threads)
     hasher.update(repr((model, layout, path)).encode())
     for tensor in weights.tensors():
         block = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()

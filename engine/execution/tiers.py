@@ -73,6 +73,7 @@ def build_tiers(
     pool: torch.Tensor,
     layout: KVLayout,
     fingerprint: bytes,
+    max_model_len: int,
     wake: Callable[[], None],
     clock: Callable[[], float],
 ) -> KvTiers:
@@ -80,7 +81,7 @@ def build_tiers(
 
     Host memory is taken in the background, and ``wake`` called as it comes and as copies end.
     """
-    builder = _Builder(config, pool, layout, fingerprint, wake)
+    builder = _Builder(config, pool, layout, fingerprint, max_model_len, wake)
     return builder.build(clock)
 
 
@@ -91,8 +92,10 @@ class _Builder:
         pool: torch.Tensor,
         layout: KVLayout,
         fingerprint: bytes,
+        max_model_len: int,
         wake: Callable[[], None],
     ) -> None:
+        self._max_sequence_blocks = -(-max_model_len // layout.block_size)
         self._config = config
         self._pool = pool
         self._layout = layout
@@ -131,7 +134,7 @@ class _Builder:
             if disk is not None:
                 writes[Tier.HOST] = make_write()
         return KvTiers(
-            tiers=Tiers(device, host, disk, writes),
+            tiers=Tiers(device, host, disk, writes, max_sequence_blocks=self._max_sequence_blocks),
             transfers=TransferEngine(self._movers, self._layout.block_bytes, clock),
             costs=self._costs,
             restore=restore_factory(self._config.restore)(),

@@ -27,9 +27,13 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     on_progress: Progress,
+    row_tile: int | None = None,
 ) -> LlamaWeights:
-    """All weights in ``dtype`` on ``device``. ``on_progress("weights", done_bytes, total_bytes)``."""
-    return _Loader(config, source, dtype, device, on_progress).load()
+    """All weights in ``dtype`` on ``device``. ``on_progress("weights", done_bytes, total_bytes)``.
+
+    ``row_tile`` is passed on to every ``Linear``.
+    """
+    return _Loader(config, source, dtype, device, on_progress, row_tile).load()
 
 
 class _Loader:
@@ -40,7 +44,9 @@ class _Loader:
         dtype: torch.dtype,
         device: torch.device,
         on_progress: Progress,
+        row_tile: int | None,
     ) -> None:
+        self._row_tile = row_tile
         self._config = config
         self._source = source
         self._dtype = dtype
@@ -55,7 +61,7 @@ class _Loader:
         embedding = self._fused([EMBEDDING])
         layers = tuple(self._layer(layer_prefix(i)) for i in range(self._config.num_layers))
         head = embedding if self._config.tie_word_embeddings else self._fused([LM_HEAD])
-        return LlamaWeights(embedding, layers, self._norm(NORM), Linear(head))
+        return LlamaWeights(embedding, layers, self._norm(NORM), Linear(head, None, self._row_tile))
 
     def _layer(self, prefix: str) -> DecoderLayer:
         return DecoderLayer(
@@ -75,8 +81,9 @@ class _Loader:
         """The parts' output rows, one after another, as one projection."""
         weight = self._fused([f"{prefix}{part}.weight" for part in parts])
         if f"{prefix}{parts[0]}.bias" not in self._shapes:
-            return Linear(weight)
-        return Linear(weight, self._fused([f"{prefix}{part}.bias" for part in parts]))
+            return Linear(weight, None, self._row_tile)
+        bias = self._fused([f"{prefix}{part}.bias" for part in parts])
+        return Linear(weight, bias, self._row_tile)
 
     def _fused(self, names: Sequence[str]) -> torch.Tensor:
         """Concatenation along the first dimension, filled tensor by tensor."""

@@ -1,12 +1,16 @@
-"""A whole engine core over the fake executor and fake movers, for tests of scheduling, paging and tiers."""
+"""A whole engine core with scripted movers, for tests of scheduling, paging and tiers.
+
+The executor is the fake one, or a real model's (``tests/support/real_backend.py``).
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
-from engine.core import EngineCore
+from engine.core import EngineCore, Executor
 from engine.messages import AddRequest, FinishReason, SamplingParams, StepReport
 from engine.scheduler import Scheduler, SchedulerConfig
 from tests.support.fake_kv import VOCAB_SIZE, FakeKvExecutor, FakeMemory
@@ -16,14 +20,37 @@ from tiering.movers.base import FakeMover, Mischief
 from tiering.policies.registry import eviction_factory, restore_factory, write_factory
 from tiering.tiers import Tiers
 from tiering.transfers import TransferEngine
-from tiering.types import BlockId, BlockLabel, Tier, TransferKind
+from tiering.types import BlockId, BlockLabel, Tier, TransferJob, TransferKind, TransferOutcome
+
+
+class Backend(Protocol):
+    """What computes, and the memory of all tiers. ``copy`` and ``spoil`` are what movers do with it."""
+
+    @property
+    def executor(self) -> Executor: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def copy(self, job: TransferJob) -> TransferOutcome: ...
+
+    def spoil(self, job: TransferJob) -> None: ...
+
+
+class FakeBackend(FakeMemory):
+    """The fake executor over fake memory."""
+
+    vocab_size = VOCAB_SIZE
+
+    def __init__(self, block_size: int, num_blocks: dict[Tier, int]) -> None:
+        super().__init__(block_size, num_blocks)
+        self.executor = FakeKvExecutor(self)
 
 
 class SmallEngine:
     """Steps a core and keeps what each request received. Recounts everything after every step.
 
-    ``host_blocks`` and ``disk_blocks`` of 0 leave those tiers out. ``restart`` makes an engine that finds
-    what an earlier one has on disk. The clock is the number of the step.
+    ``host_blocks`` and ``disk_blocks`` of 0 leave those tiers out. The clock is the number of the step.
     """
 
     def __init__(
@@ -42,6 +69,7 @@ class SmallEngine:
         max_model_len: int | None = None,
         stop_token_ids: tuple[int, ...] = (),
         prefix_caching: bool = True,
+        backend: Backend | None = None,
     ) -> None:
         window = max_model_len or num_blocks * block_size
         counts = {Tier.DEVICE: num_blocks, Tier.HOST: host_blocks, Tier.DISK: disk_blocks}
@@ -57,11 +85,11 @@ class SmallEngine:
         self.blocks = BlockManager(
             self.tiers, block_size, restore=restore_factory(restore)(), prefix_caching=prefix_caching
         )
-        self.memory = FakeMemory(block_size, counts)
-        self.executor = FakeKvExecutor(self.memory)
+        self.backend = backend or FakeBackend(block_size, counts)
         mischief = mischief or Mischief()
-        self.link = FakeMover(self.memory.copy, mischief, self.memory.spoil)
-        self.disk = FakeMover(self.memory.copy, replace(mischief, seed=mischief.seed + 1), self.memory.spoil)
+        self.link = FakeMover(self.backend.copy, mischief, self.backend.spoil)
+        other = replace(mischief, seed=mischief.seed + 1)
+        self.disk = FakeMover(self.backend.copy, other, self.backend.spoil)
         config = SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -86,9 +114,9 @@ class SmallEngine:
             self.scheduler,
             self.blocks,
             self.transfers,
-            self.executor,
+            self.backend.executor,
             max_model_len=window,
-            vocab_size=VOCAB_SIZE,
+            vocab_size=self.backend.vocab_size,
             clock=self._clock,
         )
         self.tokens: dict[str, list[int]] = defaultdict(list)
@@ -98,6 +126,15 @@ class SmallEngine:
 
     def _clock(self) -> float:
         return float(self._num_steps)
+
+    @property
+    def memory(self) -> FakeBackend:
+        assert isinstance(self.backend, FakeBackend)
+        return self.backend
+
+    @property
+    def executor(self) -> FakeKvExecutor:
+        return self.memory.executor
 
     def find_on_disk(self, earlier: SmallEngine) -> None:
         """Begin with what ``earlier`` has on disk, as a server does that is started again."""

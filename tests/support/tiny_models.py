@@ -78,10 +78,11 @@ class Loaded:
         dtype: torch.dtype = torch.float32,
         num_blocks: int = 40,
         block_size: int = 16,
+        row_tile: int | None = None,
     ) -> None:
         self.config: ModelConfig = checkpoint.config
         self.block_size = block_size
-        self.weights = load_weights(self.config, checkpoint.tensors, dtype, CPU, lambda *_: None)
+        self.weights = load_weights(self.config, checkpoint.tensors, dtype, CPU, lambda *_: None, row_tile)
         config = self.config
         self.pool = torch.full(
             (num_blocks, config.num_layers, 2, config.num_kv_heads, block_size, config.head_dim),

@@ -1,0 +1,169 @@
+"""Greedy text in deterministic mode is the same with any pool size, tier, policy, fault and preemption.
+
+A model computes; the movers are scripted: copies are early, late and out of order, some fail, and every
+block is verified on every move. The oracle is the same model with a pool that holds everything.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from engine.execution.runner import LoadedRunner
+from tests.support.real_backend import RealBackend, load_deterministic
+from tests.support.small_engine import SmallEngine
+from tests.support.tiny_models import make_model
+from tests.support.tiny_tokenizers import byte_level, save
+from tiering.movers.base import Mischief
+from tiering.policies.registry import EVICTION, RESTORE, WRITE
+
+SLOW = os.environ.get("TIDEGATE_SLOW") == "1"
+NUM_REQUESTS = 64
+MAX_TOKENS = 32 if SLOW else 10
+SEQUENCE_BLOCKS = 6  # of 16 tokens: prompts of up to 60, answers of up to 32
+ALL_BLOCKS = NUM_REQUESTS * SEQUENCE_BLOCKS + 64
+DEFAULTS = {"eviction": "lru", "write": "back", "restore": "adaptive"}
+SINGLY = [
+    DEFAULTS,
+    *({**DEFAULTS, "eviction": name} for name in EVICTION if name != "lru"),
+    *({**DEFAULTS, "write": name} for name in WRITE if name != "back"),
+    *({**DEFAULTS, "restore": name} for name in RESTORE if name != "adaptive"),
+]
+PRODUCT = [(e, w, r) for e in EVICTION for w in WRITE for r in RESTORE]
+
+
+def prompts(count: int, vocab_size: int, longest: int = 60) -> list[list[int]]:
+    """Some begin alike, as conversations with one system prompt do."""
+    random_numbers = random.Random(7)
+    draw = lambda n: [random_numbers.randrange(3, min(vocab_size, 20_000)) for _ in range(n)]  # noqa: E731
+    shared = draw(36)
+    return [
+        (shared[: random_numbers.choice((0, 16, 36))] + draw(longest))[: random_numbers.randint(1, longest)]
+        for _ in range(count)
+    ]
+
+
+def generate(engine: SmallEngine, all_prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+    for index, prompt in enumerate(all_prompts):
+        engine.add(f"r{index}", prompt, max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+    engine.run(max_steps=100_000)
+    engine.assert_idle()
+    assert engine.errors == {}
+    return [engine.tokens[f"r{index}"] for index in range(len(all_prompts))]
+
+
+class Bench:
+    """One loaded model, and what it says when it has all the room it wants."""
+
+    def __init__(self, loaded: LoadedRunner, directory: Path) -> None:
+        self.loaded = loaded
+        self._directory = directory
+        self._num_engines = 0
+        self._expected: dict[tuple[int, int], list[list[int]]] = {}
+
+    def expected(self, count: int, max_tokens: int) -> list[list[int]]:
+        if (count, max_tokens) not in self._expected:
+            engine = self.engine(num_blocks=ALL_BLOCKS, host_blocks=0, disk_blocks=0)
+            wanted = prompts(count, self.loaded.info.vocab_size)
+            self._expected[count, max_tokens] = generate(engine, wanted, max_tokens)
+        return self._expected[count, max_tokens]
+
+    def engine(
+        self, *, num_blocks: int, host_blocks: int = 40, disk_blocks: int = 200, **options: object
+    ) -> SmallEngine:
+        self._num_engines += 1
+        directory = self._directory / str(self._num_engines)
+        backend = RealBackend(self.loaded, host_blocks, disk_blocks, directory)
+        return SmallEngine(
+            num_blocks=num_blocks,
+            block_size=16,
+            host_blocks=host_blocks,
+            disk_blocks=disk_blocks,
+            max_model_len=SEQUENCE_BLOCKS * 16,
+            backend=backend,
+            **{"max_num_seqs": NUM_REQUESTS, "max_num_batched_tokens": 128, **options},  # type: ignore[arg-type]
+        )
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench(load_deterministic("", ALL_BLOCKS), tmp_path_factory.mktemp("real"))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    directory = tmp_path_factory.mktemp("tiny-model")
+    make_model().save_pretrained(directory)
+    save(byte_level(), directory)
+    return Bench(
+        load_deterministic(str(directory), ALL_BLOCKS, dtype="float32"), tmp_path_factory.mktemp("tiny")
+    )
+
+
+def tight(bench: Bench, policies: dict[str, str], failure_rate: float, seed: int = 0) -> SmallEngine:
+    """A device pool of twice one sequence, and copies that come as they like."""
+    mischief = Mischief(seed=seed, max_delay_polls=4, failure_rate=failure_rate, shuffles=True)
+    return bench.engine(num_blocks=2 * SEQUENCE_BLOCKS, mischief=mischief, **policies)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "policies", SINGLY if SLOW else SINGLY[:1], ids=lambda policies: "-".join(policies.values())
+)
+@pytest.mark.parametrize("failure_rate", [0.0, 0.05])
+def test_64_at_once_on_the_real_model(real: Bench, policies: dict[str, str], failure_rate: float) -> None:
+    expected = real.expected(NUM_REQUESTS, MAX_TOKENS)
+    engine = tight(real, policies, failure_rate)
+    wanted = prompts(NUM_REQUESTS, real.loaded.info.vocab_size)
+    assert generate(engine, wanted, MAX_TOKENS) == expected
+    assert sum(engine.scheduler.totals.preemptions.values()) > 0
+    if policies["restore"] != "recompute":
+        assert engine.transfers.totals["swap_in"].num_done > 0
+    assert all(totals.num_corrupt == 0 for totals in engine.transfers.totals.values())
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("restore", ["swap", "overlap", "recompute"])
+def test_preemption_at_every_step_of_a_short_run(real: Bench, restore: str) -> None:
+    """After each step of the run, in a run of its own: each request that runs, and all of them."""
+    expected = real.expected(4, 6)
+    step, victims = 1, 1
+    while victims:
+        victims, choice = 0, 0
+        while choice <= victims:
+            engine = begin_short_run(real, restore, step)
+            running = list(engine.scheduler.queues.running.values())
+            victims = len(running)
+            for victim in running[choice : choice + 1] or running:
+                engine.scheduler.preempt(victim)
+            engine.run()
+            assert [engine.tokens[f"r{index}"] for index in range(4)] == expected
+            choice += 1
+        step += 1
+    assert step > 10
+
+
+def begin_short_run(bench: Bench, restore: str, num_steps: int) -> SmallEngine:
+    engine = bench.engine(num_blocks=ALL_BLOCKS, restore=restore, max_num_seqs=8, max_num_batched_tokens=24)
+    for index, prompt in enumerate(prompts(4, bench.loaded.info.vocab_size)):
+        engine.add(f"r{index}", prompt, max_tokens=6, temperature=0.0, ignore_eos=True)
+    for _ in range(num_steps):
+        engine.step()
+    return engine
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("eviction", "write", "restore"), PRODUCT)
+def test_every_combination_of_policies_on_a_tiny_model(
+    tiny: Bench, eviction: str, write: str, restore: str
+) -> None:
+    expected = tiny.expected(24, 12)
+    for failure_rate in (0.0, 0.05):
+        engine = tight(tiny, {"eviction": eviction, "write": write, "restore": restore}, failure_rate)
+        wanted = prompts(24, tiny.loaded.info.vocab_size)
+        assert generate(engine, wanted, 12) == expected
+        assert sum(engine.scheduler.totals.preemptions.values()) > 0
