@@ -16,7 +16,8 @@ class SchedulerTotals:
     """``hit_tokens``: prompt tokens by the tier they were found on, counted once a request, and only if used.
 
     ``recomputed_tokens``: tokens computed although their KV had existed. ``preemptions`` by
-    ``kind/cause``.
+    ``kind/cause``. Of restores that were only loaded: ``restore_s`` from begin to end, beside
+    ``restore_predicted_s`` of the cost model.
     """
 
     prompt_tokens: int = 0
@@ -24,6 +25,9 @@ class SchedulerTotals:
     recomputed_tokens: int = 0
     hit_tokens: Counter[Tier] = field(default_factory=Counter)
     preemptions: Counter[str] = field(default_factory=Counter)
+    num_restores: int = 0
+    restore_s: float = 0.0
+    restore_predicted_s: float = 0.0
 
     def count_preemption(self, kind: str, *, slow_reader: bool) -> None:
         self.preemptions[f"{kind}/{'slow_reader' if slow_reader else 'pressure'}"] += 1
@@ -38,8 +42,12 @@ def count_admission(totals: SchedulerTotals, request: Request, admission: Admiss
     _count(totals, request, found)
 
 
-def count_restore(totals: SchedulerTotals, request: Request, restore: Restore) -> None:
-    """A request's loads are over, those that were called off included."""
+def count_restore(totals: SchedulerTotals, request: Request, restore: Restore, now: float) -> None:
+    """A request's loads are over, those that were called off included. ``now`` in seconds."""
+    if restore.predicted_s is not None and not restore.overlaps:
+        totals.num_restores += 1
+        totals.restore_s += now - restore.begun_at
+        totals.restore_predicted_s += restore.predicted_s
     found = Counter({tier: restore.tokens_from(tier) for tier in Tier})
     found[Tier.DEVICE] += restore.first * restore.block_size
     request.num_known_tokens = max(request.num_known_tokens, restore.num_tokens)

@@ -13,6 +13,7 @@ from engine.messages import (
     AddRequest,
     EngineStats,
     FinishReason,
+    KvCosts,
     KvReport,
     SequenceKv,
     StepReport,
@@ -27,7 +28,7 @@ from tiering import integrity
 from tiering.block_manager import BlockManager
 from tiering.block_pool import BlockPool
 from tiering.transfers import TransferEngine
-from tiering.types import Tier
+from tiering.types import Tier, TransferKind
 
 
 class Executor(Protocol):
@@ -171,6 +172,9 @@ class EngineCore:
             prompt_tokens_total=totals.prompt_tokens,
             generated_tokens_total=totals.generated_tokens,
             recomputed_tokens_total=totals.recomputed_tokens,
+            restores_total=totals.num_restores,
+            restore_s_total=totals.restore_s,
+            restore_predicted_s_total=totals.restore_predicted_s,
             tiers={
                 str(tier): _tier_stats(pool, totals.hit_tokens[tier])
                 for tier, pool in self._blocks.tiers.pools()
@@ -195,13 +199,19 @@ class EngineCore:
         """Where the blocks of each request are, for at most ``limit`` requests, first in line first."""
         requests = sorted(self._scheduler.queues, key=lambda request: request.order)
         sequences = tuple(self._describe(request) for request in requests[:limit])
-        return KvReport(check_id, len(requests), sequences, self.stats())
+        return KvReport(check_id, len(requests), sequences, self.stats(), self._costs())
 
     def _report(self, deltas: tuple[TokenDelta, ...], stage_seconds: dict[str, float]) -> StepReport:
         refused, self._refused = tuple(self._refused), []
         return StepReport(
             step=self._num_steps, deltas=refused + deltas, stats=self.stats(), stage_seconds=stage_seconds
         )
+
+    def _costs(self) -> KvCosts:
+        costs = self._blocks.costs
+        step_s, token_s, pair_s = costs.coefficients()
+        block_s = {str(kind): costs.copy_s(kind, 1) or 0.0 for kind in TransferKind}
+        return KvCosts(step_s=step_s, token_s=token_s, pair_s=pair_s, block_s=block_s)
 
     def _describe(self, request: Request) -> SequenceKv:
         return SequenceKv(

@@ -195,7 +195,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 
     ``tiers`` is keyed by tier, ``transfers`` by kind of move, ``preemptions`` by ``kind/cause`` (swap or
     recompute; pressure or slow_reader). ``blocks_in_use``: referenced blocks of all tiers, those under a
-    copy included.
+    copy included. ``restore_*`` are of restores by loading alone: their time, and what was predicted.
     """
 
     num_running: int = 0
@@ -207,6 +207,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_total: int = 0
     generated_tokens_total: int = 0
     recomputed_tokens_total: int = 0
+    restores_total: int = 0
+    restore_s_total: float = 0.0
+    restore_predicted_s_total: float = 0.0
     tiers: dict[str, TierStats] = {}
     transfers: dict[str, TransferStats] = {}
     preemptions: dict[str, int] = {}
@@ -328,6 +331,18 @@ class SequenceKv(msgspec.Struct, frozen=True, kw_only=True):
     blocks: str
 
 
+class KvCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine has learnt about its own speed, in seconds; 0 where nothing was seen yet.
+
+    A step takes ``step_s`` + ``token_s`` a token + ``pair_s`` a query-key pair; ``block_s`` is by kind.
+    """
+
+    step_s: float
+    token_s: float
+    pair_s: float
+    block_s: dict[str, float]
+
+
 class KvReport(msgspec.Struct, frozen=True, tag=True):
     """Answer to ``DescribeKv``; ``num_requests`` counts those left out too."""
 
@@ -335,6 +350,7 @@ class KvReport(msgspec.Struct, frozen=True, tag=True):
     num_requests: int
     sequences: tuple[SequenceKv, ...]
     stats: EngineStats
+    costs: KvCosts
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag=True):

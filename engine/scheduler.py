@@ -328,7 +328,7 @@ class Scheduler:
                 request.request_id, request.num_computed_tokens
             )
             if request.num_computed_tokens >= restore.num_tokens:
-                count_restore(self.totals, request, restore)
+                count_restore(self.totals, request, restore, self._now)
                 self._blocks.end_restore(request.request_id)
                 request.move(RequestEvent.RESTORED)
                 self.queues.run(request)

@@ -120,6 +120,13 @@ class _EngineCollector(Collector):
             "Tokens computed although their KV had existed.",
             stats.recomputed_tokens_total,
         )
+        yield _total("tidegate_restores", "Sequences whose KV was loaded back.", stats.restores_total)
+        yield _total("tidegate_restore_seconds", "Time that took, in all.", stats.restore_s_total)
+        yield _total(
+            "tidegate_restore_predicted_seconds",
+            "Time that it was predicted to take.",
+            stats.restore_predicted_s_total,
+        )
         yield _total("tidegate_generated_tokens", "Tokens generated.", stats.generated_tokens_total)
         yield _total("tidegate_prompt_tokens", "Prompt tokens taken in.", stats.prompt_tokens_total)
 

@@ -89,6 +89,7 @@ async def kv(request: web.Request) -> web.Response:
         {
             "tiers": stats["tiers"],
             "transfers": stats["transfers"],
+            "costs": report.costs,
             "num_requests": report.num_requests,
             "sequences": report.sequences,
         }

@@ -17,7 +17,7 @@ NAMES = [BlockHash(bytes([i]) * 16) for i in range(32)]
 
 
 def manager(num_blocks: int = 8) -> BlockManager:
-    return BlockManager(Tiers(BlockPool(num_blocks, LruEviction())), block_size=4)
+    return BlockManager(Tiers(BlockPool(num_blocks, LruEviction)), block_size=4)
 
 
 def admit(blocks: BlockManager, name: str, tokens: int, names: list[BlockHash], keep: int = 0) -> int | None:
@@ -140,7 +140,7 @@ def test_growth_is_by_need_and_all_or_nothing() -> None:
 
 
 def test_a_double_release_is_caught() -> None:
-    pool = BlockPool(2, LruEviction())
+    pool = BlockPool(2, LruEviction)
     taken = pool.try_allocate(1)
     assert taken is not None
     pool.release(taken)

@@ -73,21 +73,25 @@ def test_it_decides_what_an_engine_evicts(
     pools = [pool for _, pool in engine.tiers.pools()]
     assert [pool.eviction_name for pool in pools] == ["deep_first"] * 3
     assert all(pool.evictions_total for pool in pools)
-    assert sum(pool.evictions_total for pool in pools) == len(witness.chosen)
-    assert witness.gone == witness.chosen
+    # A second instance for each tier but the last ranks the blocks to be copied down.
+    assert sum(pool.evictions_total for pool in pools) <= len(witness.chosen)
+    assert set(witness.gone) <= set(witness.chosen)
     assert max(witness.depths) > 4
 
 
-@pytest.mark.parametrize(("eviction", "stays"), [("lru", "long"), (SPEC, "short")])
-def test_its_order_is_its_own(example: type[ScoredEviction], eviction: str, stays: str) -> None:
-    """A short prompt, then a long one, then a third that takes the room of two blocks."""
-    prompts = {"short": [900] * 9, "long": list(range(33))}
+@pytest.mark.parametrize(
+    ("eviction", "again", "num_cached_tokens"),
+    [("lru", "short", 0), ("lru", "long", 32), (SPEC, "short", 8), (SPEC, "long", 24)],
+)
+def test_its_order_is_its_own(
+    example: type[ScoredEviction], eviction: str, again: str, num_cached_tokens: int
+) -> None:
+    """A short prompt, a long one, and a third that takes the room of two named blocks."""
+    prompts = {"short": [900] * 9, "long": list(range(33)), "third": list(range(100, 115))}
     engine = SmallEngine(num_blocks=12, eviction=eviction)
-    for request_id, prompt in [*prompts.items(), ("third", list(range(100, 115)))]:
-        engine.add(request_id, prompt, max_tokens=1)
+    for request_id in ("short", "long", "third"):
+        engine.add(request_id, prompts[request_id], max_tokens=1)
         engine.run()
-    for request_id in ("long", "short"):
-        engine.add(f"{request_id} again", prompts[request_id], max_tokens=1)
-        engine.run()
-    assert (engine.cached["long again"] == 32) == (stays == "long")
-    assert (engine.cached["short again"] == 8) == (stays == "short")
+    engine.add("again", prompts[again], max_tokens=1)
+    engine.run()
+    assert engine.cached["again"] == num_cached_tokens

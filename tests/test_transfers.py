@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiering.movers.base import FakeMover, Mischief
 from tiering.transfers import SECONDS_BUCKETS, Mover, TransferEngine
 from tiering.types import BlockId, TransferId, TransferJob, TransferKind, TransferOutcome, TransferResult
 
+MAX_EXAMPLES = 3000 if os.environ.get("TIDEGATE_SLOW") == "1" else 200
 BLOCK_BYTES = 100
 OUT, IN, DEMOTE, PROMOTE = (
     TransferKind.SWAP_OUT,
@@ -555,6 +557,7 @@ MISCHIEF = st.builds(
 )
 
 
+@settings(max_examples=MAX_EXAMPLES, deadline=None)
 @given(
     operations=st.lists(st.one_of(SUBMIT, SUBMIT, CANCEL, POLL, POLL, HOLD), max_size=60),
     mischief=st.tuples(MISCHIEF, MISCHIEF),

@@ -104,6 +104,7 @@ class _Plan:
     num_tokens: int
     num_forgone_tokens: int
     overlaps: bool
+    predicted_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +201,7 @@ class BlockManager:
             return Refusal.NO_ROOM
         self._open_table(sequence_id, plan, fresh)
         if parked is None:
-            for source in plan.sources:
+            for source in reversed(plan.sources):
                 self.tiers.on_hit(source.tier, source.block)
         if self._tables[sequence_id].restore is None:
             self._give_up_slots(sequence_id)
@@ -434,11 +435,13 @@ class BlockManager:
         """What to use of what was found. The host must have room for what comes from disk."""
         num_front = next((i for i, s in enumerate(sources) if s.tier is not Tier.DEVICE), len(sources))
         usable = list(sources[: self._stageable(sources)])
-        mode = self._choose(usable, num_front, num_tokens)
+        situation = self._situation(usable, num_front, num_tokens)
+        mode = self._policy.restore(situation) if situation.num_blocks else RestoreMode.LOAD
         if mode is RestoreMode.COMPUTE:
             usable = usable[:num_front]
         kept = num_tokens if len(usable) == len(sources) else len(usable) * self.block_size
-        return _Plan(usable, num_front, kept, num_tokens - kept, mode is RestoreMode.BOTH)
+        overlaps = mode is RestoreMode.BOTH
+        return _Plan(usable, num_front, kept, num_tokens - kept, overlaps, situation.load_s)
 
     def _stageable(self, sources: Sequence[Source]) -> int:
         """How many leading sources can be used, given what host can free for those on disk."""
@@ -453,12 +456,10 @@ class BlockManager:
                 return index
         return len(sources)
 
-    def _choose(self, sources: Sequence[Source], num_front: int, num_tokens: int) -> RestoreMode:
+    def _situation(self, sources: Sequence[Source], num_front: int, num_tokens: int) -> RestoreSituation:
         missing = [source for source in sources[num_front:] if source.tier is not Tier.DEVICE]
-        if not missing:
-            return RestoreMode.LOAD
         num_disk = sum(source.tier is Tier.DISK for source in missing)
-        situation = RestoreSituation(
+        return RestoreSituation(
             num_blocks=len(missing),
             load_s=self._load_s(
                 len(missing) + self.tiers.num_moves_of(TransferKind.SWAP_IN),
@@ -466,7 +467,6 @@ class BlockManager:
             ),
             compute_s=self.costs.prefill_s(num_front * self.block_size, num_tokens),
         )
-        return self._policy.restore(situation)
 
     def _swap_situation(self, num_tokens: int, num_blocks: int, num_dirty: int) -> RestoreSituation:
         return RestoreSituation(
@@ -498,7 +498,14 @@ class BlockManager:
         table = BlockTable(blocks, num_published=plan.num_front)
         self._tables[sequence_id] = table
         if len(hits) < len(plan.sources):
-            restore = Restore(plan.num_front, plan.num_tokens, self.block_size, overlaps=plan.overlaps)
+            restore = Restore(
+                plan.num_front,
+                plan.num_tokens,
+                self.block_size,
+                overlaps=plan.overlaps,
+                begun_at=self.pool.now,
+                predicted_s=plan.predicted_s,
+            )
             restore.origin.update((i, Tier.DEVICE) for i in hits if i >= plan.num_front)
             table.restore = restore
             self._begin_loads(sequence_id, table, restore, plan)

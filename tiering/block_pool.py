@@ -1,8 +1,9 @@
 """A fixed pool of equal KV blocks: who refers to which, which are free, which are named, which move.
 
 Runs on: step thread, sole owner. Blocks: never. Invariants: every block is in exactly one of free
-list, eviction order, or use (``ref_count`` > 0); each end of a copy holds a reference, so nothing under a
-copy is reused; a name leaves the index before its block is reused; only labelled blocks have names.
+list, eviction order, or use (``ref_count`` > 0, or the nameless source of a copy); nothing under a copy is
+reused; a name leaves the index before its block is reused; only labelled blocks have names. Being copied
+down is not a use: it leaves the eviction order as it is.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class _Use:
 
     __slots__ = ("expected_return_at", "last_used", "num_hits", "was_stored")
 
-    def __init__(self, last_used: float) -> None:
-        self.was_stored = False
+    def __init__(self, last_used: float, *, was_stored: bool) -> None:
+        self.was_stored = was_stored
         self.num_hits = 0
         self.last_used = last_used
         self.expected_return_at: float | None = None
@@ -33,21 +34,27 @@ class _Use:
 class BlockPool:
     """Reference-counted blocks of one tier, with an index from name to block.
 
-    ``recompute_s(depth)`` prices a block for the eviction policy. ``now`` is the time of the present step;
-    the owner sets it.
+    ``make_eviction`` makes the policy; a second one ranks the dirty blocks: cached ones that nobody has tried
+    to copy to the tier below since their last use. ``is_last``: there is no tier below.
+    ``recompute_s(depth)`` prices a block for the policy. ``now`` is the time of the present step; the owner
+    sets it.
     """
 
     def __init__(
         self,
         num_blocks: int,
-        eviction: EvictionPolicy,
+        make_eviction: Callable[[], EvictionPolicy],
         recompute_s: Callable[[int], float] = _no_cost,
+        *,
+        is_last: bool = False,
     ) -> None:
         self.num_blocks = 0
         self.now = 0.0
         self.evictions_total = 0
-        self._eviction = eviction
+        self._eviction = make_eviction()
+        self._dirty = make_eviction()
         self._recompute_s = recompute_s
+        self._is_last = is_last
         self._free: list[BlockId] = []
         self._state: list[BlockState] = []
         self._ref_count: list[int] = []
@@ -57,6 +64,7 @@ class BlockPool:
         self._arriving: dict[BlockHash, BlockId] = {}
         self._copies_out: dict[BlockId, int] = {}
         self._num_copying_in = 0
+        self._num_held = 0
         self.extend(num_blocks)
 
     def extend(self, num_blocks: int) -> None:
@@ -72,13 +80,17 @@ class BlockPool:
         return self._eviction.name
 
     def usage(self) -> PoolUsage:
-        free, cached = len(self._free), len(self._eviction)
+        free, cached = len(self._free), len(self._eviction) - self._num_held
         copying = len(self._copies_out) + self._num_copying_in
         return PoolUsage(free, cached, self.num_blocks - free - cached - copying, copying)
 
     def num_available(self) -> int:
         """Blocks that ``try_allocate`` could hand out now."""
-        return len(self._free) + len(self._eviction)
+        return len(self._free) + len(self._eviction) - self._num_held
+
+    def num_losslessly_available(self) -> int:
+        """Those of them that are free, or copied to the tier below."""
+        return max(0, self.num_available() - len(self._dirty))
 
     @property
     def num_free(self) -> int:
@@ -102,10 +114,10 @@ class BlockPool:
         All or nothing: None, with nothing changed, if there are not that many.
         """
         missing = count - len(self._free)
-        if missing > len(self._eviction):
+        if missing > len(self._eviction) - self._num_held:
             return None
         if missing > 0:
-            self._evict(self._eviction.victims(missing, self.now))
+            self._evict(missing)
         taken = [self._free.pop() for _ in range(count)]
         for block in taken:
             self._move(block, BlockEvent.ALLOCATE)
@@ -140,24 +152,32 @@ class BlockPool:
         """Add a reference to a named block, which also keeps it from being evicted."""
         assert block in self._label and self._state[block] is not BlockState.COPYING_IN
         if self._ref_count[block] == 0:
-            self._eviction.take(block)
+            self._take(block)
         self._ref_count[block] += 1
 
     def record_hit(self, block: BlockId) -> int:
-        """Count a hit by a new sequence; returns how many the block has had."""
+        """Count a hit by a new sequence; returns how many the block has had.
+
+        Hits of one sequence are to be counted from its last block on, for the sake of leaf-first orders.
+        """
         use = self._use[block]
         use.num_hits += 1
         use.last_used = self.now
-        use.was_stored = False
+        if self._ref_count[block] == 0:  # found on a lower tier, and only copied from there
+            self._take(block)
+            self._retire(block, 0)
         return use.num_hits
 
-    def was_stored(self, block: BlockId) -> bool:
-        """Whether a copy of this named block to the tier below was begun since its last hit."""
-        return self._use[block].was_stored
+    def next_dirty(self, count: int) -> list[BlockId]:
+        """Of the dirty blocks, the ``count`` to be evicted first."""
+        return self._dirty.victims(count, self.now)
 
     def note_stored(self, block: BlockId) -> None:
-        """A copy of this named block to the tier below is begun."""
-        self._use[block].was_stored = True
+        """A copy of this named block to the tier below is begun, or there is one already."""
+        use = self._use[block]
+        if not use.was_stored and self._ref_count[block] == 0:
+            self._dirty.forget(block)
+        use.was_stored = True
 
     def publish(self, block: BlockId, label: BlockLabel) -> None:
         """Name a full FILLING block, so that others may find it. No other block may have the name."""
@@ -171,16 +191,18 @@ class BlockPool:
         Named blocks whose count reaches zero stay cached; unnamed ones become free.
         ``expected_return_at``: when the sequence that lets go said that it would be back.
         """
+        deepest = 0
         for block in blocks:
             assert self._ref_count[block] > 0, f"block {block} was released twice"
             self._ref_count[block] -= 1
             use = self._use.get(block)
             if use is not None:
+                deepest = max(deepest, self._label[block].depth)
                 use.last_used = self.now
                 if expected_return_at is not None:
                     use.expected_return_at = expected_return_at
             if self._ref_count[block] == 0:
-                self._retire(block)
+                self._retire(block, deepest)
 
     def forget(self, name: BlockHash) -> None:
         """Let nobody find this name's content, which is not to be trusted.
@@ -190,11 +212,15 @@ class BlockPool:
         block = self._index.get(name)
         if block is None:
             return
-        if self._ref_count[block] == 0:
-            self._free_cached((block,))
-        else:
+        if self._ref_count[block] > 0:
             self._move(block, BlockEvent.FORGET)
             self._leave(block)
+        elif block in self._copies_out:
+            self._num_held -= 1
+            self._withdraw(block)
+            self._move(block, BlockEvent.FORGET)
+        else:
+            self._free_cached(block)
 
     def adopt(self, labels: Mapping[BlockId, BlockLabel]) -> None:
         """Take over what the free blocks of an empty pool hold already, least recently used first."""
@@ -204,27 +230,30 @@ class BlockPool:
             self._move(block, BlockEvent.ALLOCATE)
             self._move(block, BlockEvent.PUBLISH)
             self._enter(block, label)
-            self._retire(block)
+            self._retire(block, label.depth)
 
     # ---- copies --------------------------------------------------------------------------------
 
     def begin_copy_out(self, block: BlockId) -> None:
-        """A copy will read the block: it gets a reference, and must not be written."""
+        """A copy will read the block: it is neither written nor reused until the copy has ended."""
         if block not in self._copies_out:
             self._move(block, BlockEvent.COPY_OUT)
-        if self._ref_count[block] == 0:
-            self._eviction.take(block)
-        self._ref_count[block] += 1
+            self._num_held += self._ref_count[block] == 0
         self._copies_out[block] = self._copies_out.get(block, 0) + 1
 
     def end_copy_out(self, block: BlockId) -> None:
-        """The copy has ended, well or not; its reference goes."""
+        """The copy has ended, well or not."""
         self._copies_out[block] -= 1
-        if self._copies_out[block] == 0:
-            del self._copies_out[block]
-            named = block in self._label
-            self._move(block, BlockEvent.COPIED_NAMED if named else BlockEvent.COPIED_NAMELESS)
-        self.release((block,))
+        if self._copies_out[block] > 0:
+            return
+        del self._copies_out[block]
+        if block in self._label:
+            self._move(block, BlockEvent.COPIED_NAMED)
+            self._num_held -= self._ref_count[block] == 0
+            return
+        self._move(block, BlockEvent.COPIED_NAMELESS)
+        if self._ref_count[block] == 0:
+            self._discard(block)
 
     def begin_copy_in(self, block: BlockId, label: BlockLabel | None) -> None:
         """A copy will fill this FILLING block with what ``label`` names; it gets a reference."""
@@ -268,7 +297,7 @@ class BlockPool:
         return tuple(self._free)
 
     def evictable_blocks(self) -> Iterator[BlockId]:
-        """Named blocks that nobody refers to, roughly the first victim first."""
+        """Named blocks that nobody refers to, in any order."""
         return iter(self._eviction)
 
     def named_blocks(self) -> Iterator[tuple[BlockHash, BlockId]]:
@@ -285,42 +314,67 @@ class BlockPool:
 
     # ---- inside --------------------------------------------------------------------------------
 
-    def _retire(self, block: BlockId) -> None:
-        """The last reference is gone."""
+    def _retire(self, block: BlockId, deepest: int) -> None:
+        """The last reference is gone, with one to a block at depth ``deepest`` of the same history."""
         label = self._label.get(block)
         if label is None:
-            self._move(block, BlockEvent.DISCARD)
-            self._free.append(block)
+            if block not in self._copies_out:
+                self._discard(block)
             return
         use = self._use[block]
-        self._eviction.add(
-            CachedBlock(
-                block=block,
-                name=label.name,
-                depth=label.depth,
-                num_hits=use.num_hits,
-                last_used=use.last_used,
-                recompute_s=self._recompute_s(label.depth),
-                expected_return_at=use.expected_return_at,
-            )
+        cached = CachedBlock(
+            block=block,
+            name=label.name,
+            depth=label.depth,
+            num_hits=use.num_hits,
+            last_used=use.last_used,
+            recompute_s=self._recompute_s(max(deepest, label.depth)),
+            expected_return_at=use.expected_return_at,
         )
+        self._num_held += block in self._copies_out
+        self._eviction.add(cached)
+        if not use.was_stored:
+            self._dirty.add(cached)
 
-    def _evict(self, blocks: Sequence[BlockId]) -> None:
-        self._free_cached(blocks)
-        self.evictions_total += len(blocks)
+    def _take(self, block: BlockId) -> None:
+        """A cached block is referenced again."""
+        self._num_held -= block in self._copies_out
+        self._eviction.take(block)
+        use = self._use[block]
+        if not use.was_stored:
+            self._dirty.take(block)
+        use.was_stored = self._is_last
 
-    def _free_cached(self, blocks: Iterable[BlockId]) -> None:
-        for block in blocks:
-            assert self._ref_count[block] == 0
-            self._leave(block)
-            self._eviction.forget(block)
-            self._move(block, BlockEvent.EVICT)
-            self._free.append(block)
+    def _withdraw(self, block: BlockId) -> None:
+        """A cached block loses its name and its place in the eviction order."""
+        self._eviction.forget(block)
+        if not self._use[block].was_stored:
+            self._dirty.forget(block)
+        self._leave(block)
+
+    def _evict(self, count: int) -> None:
+        """Evict ``count`` blocks that no copy reads. There are so many."""
+        ranked = self._eviction.victims(count + self._num_held, self.now)
+        victims = [block for block in ranked if block not in self._copies_out][:count]
+        assert len(victims) == count, f"{self._eviction.name} names too few victims"
+        for block in victims:
+            self._free_cached(block)
+        self.evictions_total += count
+
+    def _free_cached(self, block: BlockId) -> None:
+        assert self._ref_count[block] == 0
+        self._withdraw(block)
+        self._move(block, BlockEvent.EVICT)
+        self._free.append(block)
+
+    def _discard(self, block: BlockId) -> None:
+        self._move(block, BlockEvent.DISCARD)
+        self._free.append(block)
 
     def _enter(self, block: BlockId, label: BlockLabel) -> None:
         self._label[block] = label
         self._index[label.name] = block
-        self._use[block] = _Use(self.now)
+        self._use[block] = _Use(self.now, was_stored=self._is_last)
 
     def _leave(self, block: BlockId) -> None:
         del self._index[self._label.pop(block).name]

@@ -14,7 +14,9 @@ from __future__ import annotations
 from tiering.types import TransferKind
 
 _FORGETTING = 0.98
-_COPY_WEIGHT = 0.05  # of a new observation of a block's copy
+_COPY_WEIGHT = 0.1  # of a new observation of a block's copy
+_OUTLIER = 4.0  # an observation counts as at most so many times the average
+_MAX_TRACE = 3e6  # of the covariance, which starts at this
 _PREFILL_TOKENS = 16  # a step with fewer tokens tells little about the cost of one more
 _SCALES = (1.0, 1e-3, 1e-6)  # brings the three features to about the same size
 
@@ -44,15 +46,20 @@ class CostModel:
         denominator = _FORGETTING + sum(x * g for x, g in zip(row, gain, strict=True))
         error = 1.0 - sum(w * x for w, x in zip(self._weights, row, strict=True))
         self._weights = [w + g * error / denominator for w, g in zip(self._weights, gain, strict=True)]
-        self._covariance = [
-            [min(1e9, (c - gi * gj / denominator) / _FORGETTING) for c, gj in zip(line, gain, strict=True)]
+        shrunk = [
+            [c - gi * gj / denominator for c, gj in zip(line, gain, strict=True)]
             for line, gi in zip(self._covariance, gain, strict=True)
         ]
+        # Steps that are all alike say nothing in some directions, where forgetting would grow without bound.
+        trace = sum(shrunk[i][i] for i in range(3))
+        scale = 1 / _FORGETTING if trace / _FORGETTING < _MAX_TRACE else 1.0
+        self._covariance = [[scale * (shrunk[i][j] + shrunk[j][i]) / 2 for j in range(3)] for i in range(3)]
 
     def observe_copy(self, kind: TransferKind, seconds: float) -> None:
         """One block was copied in ``seconds``."""
         old = self._copy_s.get(kind, seconds)
-        self._copy_s[kind] = old + _COPY_WEIGHT * (seconds - old)
+        bounded = min(seconds, _OUTLIER * old) if old > 0 else seconds
+        self._copy_s[kind] = old + _COPY_WEIGHT * (bounded - old)
 
     # ---- predictions ---------------------------------------------------------------------------
 
@@ -73,6 +80,11 @@ class CostModel:
     def step_s(self) -> float:
         """Seconds that a step takes however little it computes; 0 if unknown."""
         return max(0.0, self._weights[0])
+
+    def coefficients(self) -> tuple[float, float, float]:
+        """Seconds per step, per token and per query-key pair, as fitted; 0 if unknown."""
+        per_step, per_token, per_pair = (w * scale for w, scale in zip(self._weights, _SCALES, strict=True))
+        return per_step, per_token, per_pair
 
     def copy_s(self, kind: TransferKind, num_blocks: int) -> float | None:
         """Seconds to copy so many blocks one way."""

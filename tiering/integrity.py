@@ -31,13 +31,12 @@ def check(manager: BlockManager) -> list[str]:
 
 
 def _references(manager: BlockManager, tier: Tier, jobs: list[TransferJob]) -> Counter[BlockId]:
-    """Who refers to the blocks of a tier: tables, swapped sequences, and both ends of each move."""
+    """Who refers to the blocks of a tier: tables, swapped sequences, and moves to their targets."""
     references: Counter[BlockId] = Counter()
     if tier is Tier.DEVICE:
         references.update(block for table in manager.tables().values() for block in table.blocks)
     elif tier is Tier.HOST:
         references.update(slot for parked in manager.parked_tables().values() for slot in parked.slots)
-    references.update(job.source for job in jobs if job.kind.source is tier)
     references.update(job.target for job in jobs if job.kind.target is tier)
     return references
 
@@ -54,13 +53,17 @@ def _check_partition(pool: BlockPool, references: Counter[BlockId]) -> list[str]
     problems = []
     free, evictable = Counter(pool.free_blocks()), Counter(pool.evictable_blocks())
     for block in map(BlockId, range(pool.num_blocks)):
-        places = free[block] + evictable[block] + (references[block] > 0)
+        is_nameless_source = pool.copies_out(block) > 0 and pool.label_of(block) is None
+        places = free[block] + evictable[block] + (references[block] > 0 or is_nameless_source)
         if places != 1:
             problems.append(f"block {block} is in {places} of free list, eviction order and use")
         if (free[block] > 0) != (pool.state(block) is BlockState.FREE):
             problems.append(f"block {block} is {pool.state(block).value}, against the free list")
-        if evictable[block] and pool.state(block) is not BlockState.READY:
+        if evictable[block] and pool.state(block) not in (BlockState.READY, BlockState.COPYING_OUT):
             problems.append(f"block {block} is {pool.state(block).value}, yet evictable")
+    held = sum(pool.copies_out(block) > 0 for block in evictable)
+    if pool.num_available() != len(free) + len(evictable) - held:
+        problems.append(f"{pool.num_available()} blocks are said to be available")
     usage = pool.usage()
     if usage.free + usage.cached + usage.in_use + usage.copying != pool.num_blocks or usage.in_use < 0:
         problems.append(f"the usage {usage} does not add up to {pool.num_blocks} blocks")

@@ -15,17 +15,40 @@ class Restore:
     """Logical blocks ``[first, end)``. When all are there the sequence has ``num_tokens`` computed tokens.
 
     ``moves`` maps the index of each block that is coming to the move under way for it. ``origin`` says
-    from which tier the blocks that arrived came.
+    from which tier the blocks that arrived came. ``predicted_s``: how long loading all of it was expected to
+    take, None if nobody knew.
     """
 
-    __slots__ = ("block_size", "end", "failed", "first", "moves", "num_tokens", "origin", "overlaps")
+    __slots__ = (
+        "begun_at",
+        "block_size",
+        "end",
+        "failed",
+        "first",
+        "moves",
+        "num_tokens",
+        "origin",
+        "overlaps",
+        "predicted_s",
+    )
 
-    def __init__(self, first: int, num_tokens: int, block_size: int, *, overlaps: bool) -> None:
+    def __init__(
+        self,
+        first: int,
+        num_tokens: int,
+        block_size: int,
+        *,
+        overlaps: bool,
+        begun_at: float = 0.0,
+        predicted_s: float | None = None,
+    ) -> None:
         self.first = first
         self.end = -(-num_tokens // block_size)
         self.num_tokens = num_tokens
         self.block_size = block_size
         self.overlaps = overlaps
+        self.begun_at = begun_at
+        self.predicted_s = predicted_s
         self.failed = False
         self.moves: dict[int, TransferId] = {}
         self.origin: dict[int, Tier] = {}

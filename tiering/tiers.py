@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 
 from tiering.block_pool import BlockPool
 from tiering.policies.write import WritePolicy
@@ -154,13 +153,17 @@ class Tiers:
 
     def num_leaving(self) -> int:
         """Device blocks that only moves refer to: they become available as these end."""
-        count = 0
-        for job in self._jobs.values():
-            if job.kind is TransferKind.SWAP_OUT:
-                count += self.device.ref_count(job.source) == 1
-            elif job.kind is TransferKind.SWAP_IN:
-                count += self.device.ref_count(job.target) == 1
-        return count
+        leaving = {
+            job.source
+            for job in self._jobs.values()
+            if job.kind is TransferKind.SWAP_OUT and self.device.ref_count(job.source) == 0
+        }
+        stranded = (
+            job.target
+            for job in self._jobs.values()
+            if job.kind is TransferKind.SWAP_IN and self.device.ref_count(job.target) == 1
+        )
+        return len(leaving.union(stranded))
 
     def arrival_at(self, tier: Tier, block: BlockId) -> TransferId:
         """The move that is filling this block."""
@@ -190,38 +193,35 @@ class Tiers:
                 self._clean(tier)
 
     def flush(self) -> None:
-        """Begin to copy down all that only one tier has, as far as there is room."""
+        """Begin to copy down what only one tier has, as far as there is room."""
         for tier in self._writes:
-            pool = self._pools[tier]
-            for block in tuple(pool.evictable_blocks()):
-                if not pool.was_stored(block):
-                    self._store_down(tier, block)
+            room = _MAX_BACKGROUND_MOVES - len(self._background)
+            for block in self._pools[tier].next_dirty(max(0, room)):
+                self._store_down(tier, block)
 
     def _clean(self, tier: Tier) -> None:
         pool = self._pools[tier]
-        target = max(int(_CLEAN_SHARE * pool.num_blocks), self._max_sequence_blocks)
-        wanted = min(target, pool.num_blocks) - pool.num_free
-        if wanted <= 0 or len(self._background) >= _MAX_BACKGROUND_MOVES:
-            return
-        for block in tuple(islice(pool.evictable_blocks(), wanted)):
-            if len(self._background) >= _MAX_BACKGROUND_MOVES:
-                return
-            # Once only: with a small tier below, two blocks would else push each other out of it for ever.
-            if not pool.was_stored(block):
+        target = min(max(int(_CLEAN_SHARE * pool.num_blocks), self._max_sequence_blocks), pool.num_blocks)
+        wanted = target - pool.num_losslessly_available()
+        room = _MAX_BACKGROUND_MOVES - len(self._background)
+        if wanted > 0 and room > 0:
+            for block in pool.next_dirty(min(wanted, room)):
                 self._store_down(tier, block)
 
     def _store_down(self, tier: Tier, block: BlockId) -> None:
-        """Begin a copy to the tier below, unless it has the block, or can make no room for it."""
+        """Begin a copy to the tier below, unless it has the block, or can make no room for it.
+
+        A block is tried once until its next hit: with a small tier below, two blocks would else push each
+        other out of it for ever.
+        """
         kind = TransferKind.SWAP_OUT if tier is Tier.DEVICE else TransferKind.DEMOTE
-        below = self._pools.get(kind.target)
-        label = self._pools[tier].label_of(block)
-        if below is None or label is None or below.is_arriving(label.name):
+        below, label = self._pools[kind.target], self._pools[tier].label_of(block)
+        if label is None or len(self._background) >= _MAX_BACKGROUND_MOVES:
             return
-        if below.lookup(label.name) is not None or len(self._background) >= _MAX_BACKGROUND_MOVES:
+        self._pools[tier].note_stored(block)
+        if below.lookup(label.name) is not None or below.is_arriving(label.name):
             return
         slots = below.try_allocate(1)
-        if slots is None:
-            return
-        self._background.add(self.begin(kind, block, slots[0], label))
-        self._pools[tier].note_stored(block)
-        below.release(slots)
+        if slots is not None:
+            self._background.add(self.begin(kind, block, slots[0], label))
+            below.release(slots)

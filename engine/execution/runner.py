@@ -96,7 +96,13 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> LoadedRunner:
     row_tile = DETERMINISTIC_ROW_TILE if config.deterministic else None
     weights = load_weights(model, checkpoint.tensors, hardware.dtype, hardware.device, on_progress, row_tile)
     window = _Window.fit(config, model, hardware)
-    pool = allocate_device_pool(window.layout, window.num_blocks, hardware.dtype, hardware.device)
+    pool = allocate_device_pool(
+        window.layout,
+        window.num_blocks,
+        hardware.dtype,
+        hardware.device,
+        take_pages=config.device_kv is not None,
+    )
     attention = _attention_backend(pool, model, window, hardware)
     rope = RopeTable(model, max(window.max_model_len, _WARM_UP_TOKENS), hardware.device)
     runner = ModelRunner(LlamaModel(weights, rope, attention), config.block_size, hardware.device)

@@ -106,21 +106,21 @@ class _Builder:
         self._notes: list[str] = []
 
     def build(self, clock: Callable[[], float]) -> KvTiers:
-        device = self._block_pool(self._pool.shape[0])
+        device = self._block_pool(self._pool.shape[0], is_last=self._host_size() is None)
         host_size = self._host_size()
         if self._config.disk_kv is not None and host_size is None:
             raise ConfigError("--disk-kv needs --host-kv: blocks go to disk and come back by way of it.")
         host = store = disk = None
         num_host = 0
         if host_size is not None:
-            host = self._block_pool(0)
+            host = self._block_pool(0, is_last=self._config.disk_kv is None)
             memory = self._host_memory(host_size)
             num_host = memory.num_blocks
             checksums = HostChecksums(num_host) if self._config.kv_checksums else None
             self._link(memory, checksums)
             if self._config.disk_kv is not None:
                 store = self._open_store(self._config.disk_kv)
-                disk = self._block_pool(store.num_slots)
+                disk = self._block_pool(store.num_slots, is_last=True)
                 disk.adopt({found.slot: found.label for found in store.found})
                 mover = disk_mover(store, memory.slots, checksums, self._wake)
                 self._movers |= {TransferKind.DEMOTE: mover, TransferKind.PROMOTE: mover}
@@ -147,8 +147,9 @@ class _Builder:
             notes=tuple(self._notes),
         )
 
-    def _block_pool(self, num_blocks: int) -> BlockPool:
-        return BlockPool(num_blocks, eviction_factory(self._config.eviction)(), self._costs.block_s)
+    def _block_pool(self, num_blocks: int, *, is_last: bool) -> BlockPool:
+        make = eviction_factory(self._config.eviction)
+        return BlockPool(num_blocks, make, self._costs.block_s, is_last=is_last)
 
     def _host_size(self) -> MemorySize | None:
         if self._config.host_kv is None and self._pool.is_cuda:

@@ -58,7 +58,7 @@ def build(
         os._exit(9)
     for done in range(3):
         on_progress("weights", done, 2)
-    blocks = BlockManager(Tiers(BlockPool(NUM_BLOCKS, LruEviction())), config.block_size)
+    blocks = BlockManager(Tiers(BlockPool(NUM_BLOCKS, LruEviction)), config.block_size)
     scheduler = Scheduler(SchedulerConfig(config.max_num_seqs, config.max_num_batched_tokens, WINDOW), blocks)
     executor = _SlowExecutor(float(step_s or 0), config.block_size, fails=name == "fail-step")
     transfers = TransferEngine({}, 1, clock)

@@ -22,6 +22,7 @@ from engine.messages import (
     EngineStats,
     FinishReason,
     IntegrityReport,
+    KvCosts,
     KvReport,
     SequenceKv,
     StepReport,
@@ -169,7 +170,8 @@ class ScriptedEngine:
             )
             for request_id, running in self._running.items()
         )
-        return KvReport(0, len(self.request_ids), sequences[:limit], self._stats)
+        costs = KvCosts(step_s=0.0, token_s=0.0, pair_s=0.0, block_s={})
+        return KvReport(0, len(self.request_ids), sequences[:limit], self._stats, costs)
 
     def add_step_listener(self, listener: StepListener) -> None:
         self._listeners.append(listener)

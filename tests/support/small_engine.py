@@ -73,8 +73,11 @@ class SmallEngine:
     ) -> None:
         window = max_model_len or num_blocks * block_size
         counts = {Tier.DEVICE: num_blocks, Tier.HOST: host_blocks, Tier.DISK: disk_blocks}
+        last = max((tier for tier in counts if counts[tier]), key=list(Tier).index)
         pools = {
-            tier: BlockPool(count, eviction_factory(eviction)()) for tier, count in counts.items() if count
+            tier: BlockPool(count, eviction_factory(eviction), is_last=tier is last)
+            for tier, count in counts.items()
+            if count
         }
         writes = {
             tier: write_factory(write)()

@@ -1,25 +1,33 @@
 """Memory of the device tier: HBM on a GPU, a bounded region of RAM on a CPU.
 
-Runs on: step thread, once. The CPU region is mapped, not zeroed: pages are taken as blocks are first
-written, in huge pages where the kernel gives them, so a large pool costs nothing until it is used.
+Runs on: step thread, once; the thread ``device-kv`` takes the pages of a region that was asked for. A
+region that was not is mapped only: its pages are taken as blocks are first written, in huge pages where
+the kernel gives them, so a large default pool costs nothing until it is used.
 """
 
 from __future__ import annotations
 
 import contextlib
 import mmap
+import threading
 
 import torch
 
 from tiering.memory.layout import KVLayout
 
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14: takes pages and leaves what is in them
+_POPULATE_BYTES = (
+    2 * 2**20
+)  # at a time: the interpreter's lock is held meanwhile, a fraction of a millisecond
+
 
 def allocate_device_pool(
-    layout: KVLayout, num_blocks: int, dtype: torch.dtype, device: torch.device
+    layout: KVLayout, num_blocks: int, dtype: torch.dtype, device: torch.device, *, take_pages: bool = False
 ) -> torch.Tensor:
     """The pool ``[num_blocks, num_layers, 2, kv_heads, block_size, head_dim]``; contents undefined.
 
-    Takes ``num_blocks * layout.block_bytes`` bytes, rounded up to a page.
+    Takes ``num_blocks * layout.block_bytes`` bytes, rounded up to a page; on a CPU with ``take_pages`` soon,
+    else as they are used.
     """
     assert dtype.itemsize == layout.dtype_bytes
     shape = (num_blocks, *layout.block_shape)
@@ -30,4 +38,12 @@ def allocate_device_pool(
     region = mmap.mmap(-1, num_blocks * layout.block_bytes, flags=flags)
     with contextlib.suppress(AttributeError, OSError):
         region.madvise(mmap.MADV_HUGEPAGE)
+    if take_pages:
+        threading.Thread(target=_take_pages, args=(region,), name="device-kv", daemon=True).start()
     return torch.frombuffer(region, dtype=dtype).view(shape)
+
+
+def _take_pages(region: mmap.mmap) -> None:
+    with contextlib.suppress(OSError, ValueError):  # an older kernel takes them as they are used
+        for start in range(0, len(region), _POPULATE_BYTES):
+            region.madvise(_POPULATE_WRITE, start, min(_POPULATE_BYTES, len(region) - start))

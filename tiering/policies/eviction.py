@@ -23,9 +23,10 @@ from tiering.types import BlockHash, BlockId
 class CachedBlock:
     """What a policy may know of a READY block that nobody refers to.
 
-    Times are seconds on the engine's clock. ``depth`` counts the blocks before it in its history;
-    ``recompute_s`` is what computing it again would take; ``expected_return_at`` is when its session said
-    that it would be back, None if it did not.
+    Times are seconds on the engine's clock. ``depth`` counts the blocks before it in its history.
+    ``recompute_s`` is what computing a block again would take where the history with which it was last used
+    ends; so it is one number for a whole history, and does not set its beginning against its end.
+    ``expected_return_at`` is when its session said that it would be back, None if it did not.
     """
 
     block: BlockId
@@ -64,7 +65,7 @@ class EvictionPolicy(Protocol):
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[BlockId]:
-        """The evictable blocks, roughly the first victim first."""
+        """The evictable blocks, in any order."""
         ...
 
 
@@ -129,8 +130,11 @@ class _ScoreQueue:
     def __len__(self) -> int:
         return len(self._age)
 
+    def __contains__(self, block: BlockId) -> bool:
+        return block in self._age
+
     def __iter__(self) -> Iterator[BlockId]:
-        return (block for _, _, block in sorted(filter(self._is_live, self._heap)))
+        return iter(self._age)
 
     def _is_live(self, entry: tuple[float, int, BlockId]) -> bool:
         return self._age.get(entry[2]) == entry[1]
@@ -215,49 +219,52 @@ class CostAwareEviction(ScoredEviction):
 
 
 class SessionAwareEviction:
-    """Who is expected back last goes first (Belady's rule on what sessions say).
+    """Who is expected back last goes first (Belady's rule, on what sessions say).
 
-    A block without a hint is expected ``default_return_s`` after its last use. One that is overdue by
-    ``grace_s`` is not expected any more, and goes before all others, the longest overdue first.
+    A block without a hint is expected to stay away for as long again as it has been unused: among such
+    blocks that is leaf-first LRU. One that is overdue by ``grace_s`` is not expected any more, and goes
+    before all others, the longest overdue first.
     """
 
     name = "session_aware"
-    default_return_s = 120.0
     grace_s = 300.0
 
     def __init__(self) -> None:
-        self._farthest = _ScoreQueue()
-        self._overdue = _ScoreQueue()
+        self._unhinted = _ScoreQueue()  # by last use
+        self._farthest = _ScoreQueue()  # by expected return, the last first
+        self._overdue = _ScoreQueue()  # by expected return, the first first
 
     def add(self, cached: CachedBlock) -> None:
         expected = cached.expected_return_at
         if expected is None:
-            expected = cached.last_used + self.default_return_s
-        self._farthest.add(cached.block, -expected)
-        self._overdue.add(cached.block, expected)
+            self._unhinted.add(cached.block, cached.last_used)
+        else:
+            self._farthest.add(cached.block, -expected)
+            self._overdue.add(cached.block, expected)
 
     def take(self, block: BlockId) -> None:
-        self._farthest.remove(block)
-        self._overdue.remove(block)
+        for queue in (self._unhinted, self._farthest, self._overdue):
+            if block in queue:
+                queue.remove(block)
 
     forget = take
 
     def victims(self, count: int, now: float) -> list[BlockId]:
-        overdue = [
-            block for expected, _, block in self._overdue.lowest(count) if expected + self.grace_s < now
+        overdue = [e for e in self._overdue.lowest(count) if e[0] + self.grace_s < now]
+        gone = {block for _, _, block in overdue}
+        waits = [(last_used - now, age, block) for last_used, age, block in self._unhinted.lowest(count)]
+        waits += [
+            (now + negated, age, block)
+            for negated, age, block in self._farthest.lowest(count + len(gone))
+            if block not in gone
         ]
-        wanted = count - len(overdue)
-        if wanted == 0:
-            return overdue
-        gone = set(overdue)
-        rest = (block for _, _, block in self._farthest.lowest(wanted + len(gone)) if block not in gone)
-        return overdue + list(islice(rest, wanted))
+        return [block for _, _, block in islice(chain(overdue, sorted(waits)), count)]
 
     def __len__(self) -> int:
-        return len(self._farthest)
+        return len(self._unhinted) + len(self._farthest)
 
     def __iter__(self) -> Iterator[BlockId]:
-        return iter(self._farthest)
+        return chain(self._unhinted, self._farthest)
 
 
 @dataclass(slots=True)

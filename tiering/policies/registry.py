@@ -49,7 +49,9 @@ class PolicyError(ValueError):
 
 def eviction_factory(spec: str) -> Callable[[], EvictionPolicy]:
     """Maker of the eviction policy that ``spec`` names. Raises PolicyError."""
-    return _factory(spec, "eviction", EVICTION, ("name", "add", "take", "forget", "victims"))
+    return _factory(
+        spec, "eviction", EVICTION, ("name", "add", "take", "forget", "victims", "__len__", "__iter__")
+    )
 
 
 def write_factory(spec: str) -> Callable[[], WritePolicy]:

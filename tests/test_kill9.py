@@ -1,0 +1,159 @@
+"""A real server with a disk tier, killed with SIGKILL while it writes there, and started again.
+
+Whatever was lost: every start serves, says the same words, and takes the same room.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import random
+import re
+import signal
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.support.server import Server, running_server
+
+ROUNDS = 50 if os.environ.get("TIDEGATE_SLOW") == "1" else 3
+DISK_BYTES = 48 * 2**20  # so little that the rounds overwrite what earlier ones have written
+BLOCK_BYTES = 30 * 2 * 3 * 16 * 64 * 2
+RECORD_BYTES = 4096 + BLOCK_BYTES
+ENTRY_BYTES, HEADER_BYTES = 32, 64
+NUM_SLOTS = (DISK_BYTES - HEADER_BYTES) // (RECORD_BYTES + ENTRY_BYTES)
+PATIENCE_S = 60
+VICTIMS = (("engine", "gateway"), ("engine",), ("gateway",), ("gateway", "engine"))
+FIXED_PROMPT = "The tide comes in twice a day, and twice a day the gate is shut against it. " * 9
+
+pytestmark = pytest.mark.timeout(180 + 60 * ROUNDS)
+
+
+def serve(directory: Path, scratch: Path) -> contextlib.AbstractContextManager[Server]:
+    arguments = ["--device", "cpu", "--dtype", "bfloat16", "--deterministic", "--max-model-len", "1024"]
+    arguments += ["--device-kv", "64MiB", "--host-kv", "32MiB", "--disk-kv", f"{directory}:{DISK_BYTES}"]
+    arguments += ["--write-policy", "through", "--restore", "swap", "--kv-checksums"]
+    return running_server(*arguments, env={"TMPDIR": str(scratch)})
+
+
+def ask(server: Server, prompt: str) -> str:
+    body = {"prompt": prompt, "max_tokens": 6, "temperature": 0, "ignore_eos": True}
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{server.url}/v1/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+        text: str = json.load(response)["choices"][0]["text"]
+        return text
+
+
+def metric(server: Server, name: str) -> float:
+    found = re.search(rf"^{re.escape(name)} (\S+)$", server.get("/metrics")[1].decode(), re.MULTILINE)
+    assert found is not None, name
+    return float(found[1])
+
+
+class Writers:
+    """Ask new prompts in each thread until the server is gone. ``answers`` is what came."""
+
+    def __init__(self, server: Server, round_: int, num_threads: int = 3) -> None:
+        self.answers: dict[str, str] = {}
+        self._server = server
+        self._threads = [
+            threading.Thread(target=self._run, args=(f"Round {round_}, clerk {i},",))
+            for i in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, name: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # ValueError: an answer cut off
+            for number in range(1000):
+                prompt = f"{name} case {number}: " + f"it is noted under {number} that the sea is calm. " * 12
+                self.answers[prompt] = ask(self._server, prompt)
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(2 * PATIENCE_S)
+            assert not thread.is_alive()
+
+
+def await_writes(table: Path, count: int) -> None:
+    """Return just after the table was written to for the ``count``-th time from now."""
+    deadline = time.monotonic() + PATIENCE_S
+    for _ in range(count):
+        before = table.stat().st_mtime_ns
+        while table.stat().st_mtime_ns == before:
+            assert time.monotonic() < deadline, "nothing is written to disk"
+
+
+def await_unlocked(path: Path) -> None:
+    """Wait until nobody holds the store; a killed process does until all its threads are gone."""
+    deadline = time.monotonic() + PATIENCE_S
+    with path.open("rb") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                assert time.monotonic() < deadline, "the lock outlived its owner"
+                time.sleep(0.01)
+
+
+def check_directory(directory: Path) -> None:
+    assert {path.name for path in directory.iterdir()} == {"lock", "secret", "table.kv", "blocks.kv"}
+    table, blocks = (directory / "table.kv").stat(), (directory / "blocks.kv").stat()
+    assert table.st_size == HEADER_BYTES + NUM_SLOTS * ENTRY_BYTES
+    assert blocks.st_size == NUM_SLOTS * RECORD_BYTES
+    assert DISK_BYTES - RECORD_BYTES - ENTRY_BYTES < table.st_size + blocks.st_size <= DISK_BYTES
+
+
+def check_answers(server: Server, answers: dict[str, str]) -> None:
+    wrong = {prompt[:40]: text for prompt, text in answers.items() if ask(server, prompt) != text}
+    assert wrong == {}
+    assert server.wait_idle()["problems"] == []
+    assert "Traceback" not in server.log
+
+
+def test_a_server_killed_while_it_writes_to_disk_always_comes_back(tmp_path: Path) -> None:
+    directory, scratch = tmp_path / "kv", tmp_path / "scratch"
+    scratch.mkdir()
+    rng = random.Random(9)
+    expected: dict[str, str] = {}
+    hit_tokens = num_corrupt = 0.0
+    secret = b""
+    for round_ in range(ROUNDS + 1):
+        with serve(directory, scratch) as server:
+            engine_pid = server.engine_pid
+            expected.setdefault(FIXED_PROMPT, ask(server, FIXED_PROMPT))
+            check_answers(server, expected)
+            hit_tokens += metric(server, 'tidegate_kv_hit_tokens_total{tier="disk"}')
+            num_corrupt += metric(server, "tidegate_kv_checksum_failures_total")
+            if round_ == ROUNDS:
+                assert server.stop() == 0
+                break
+            writers = Writers(server, round_)
+            await_writes(directory / "table.kv", rng.randint(1, 25))
+            time.sleep(rng.random() * 0.005)
+            victims = VICTIMS[round_] if round_ < len(VICTIMS) else rng.choice(VICTIMS)
+            for victim in victims:
+                os.kill({"engine": engine_pid, "gateway": server.process.pid}[victim], signal.SIGKILL)
+            status = server.process.wait(PATIENCE_S)
+            assert status == (-signal.SIGKILL if "gateway" in victims else 1)
+            writers.join()
+        check_directory(directory)
+        if "engine" in victims:  # else it may still be saving, and the next server has to wait for it
+            await_unlocked(directory / "lock")
+        secret = secret or (directory / "secret").read_bytes()
+        assert (directory / "secret").read_bytes() == secret
+        expected = {FIXED_PROMPT: expected[FIXED_PROMPT], **writers.answers}
+    await_unlocked(directory / "lock")
+    check_directory(directory)
+    assert list(scratch.iterdir()) == []
+    assert hit_tokens >= 16 * ROUNDS
+    print(
+        f"{ROUNDS} kills: {hit_tokens:.0f} tokens from disk, {num_corrupt:.0f} blocks not what they should be"
+    )
