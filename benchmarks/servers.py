@@ -57,7 +57,8 @@ class Server:
         response = connection.getresponse()
         if response.status != 200:
             raise RuntimeError(f"{response.status}: {response.read()[:500]!r}")
-        ttft_s, text, usage = 0.0, "", {}
+        ttft_s, text = 0.0, ""
+        usage: dict[str, Any] = {}
         for line in response:
             if not line.startswith(b"data: {"):
                 continue
@@ -106,7 +107,7 @@ class Server:
         if self.process.poll() is not None:
             raise RuntimeError(f"the server did not start:\n{self._log.read_text()[-2000:]}")
         try:
-            return json.loads(self.get("/health"))["status"] == "ok"
+            return bool(json.loads(self.get("/health"))["status"] == "ok")
         except (OSError, ValueError, http.client.HTTPException):
             return False
 

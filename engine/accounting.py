@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from engine.request import Request
-from tiering.block_manager import Admission
 from tiering.restore import Restore
+from tiering.tables import Admission
 from tiering.types import Tier
 
 

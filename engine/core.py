@@ -137,6 +137,7 @@ class EngineCore:
     def _take_in_copies(self) -> None:
         if new_blocks := self._take_new_host_blocks():
             self._blocks.tiers.pool(Tier.HOST).extend(new_blocks)
+        self._scheduler.complete(self._transfers.poll())
         self._scheduler.call_off_loads()
         self._order_copies()
         self._scheduler.complete(self._transfers.poll())

@@ -22,8 +22,9 @@ from engine.messages import AddRequest, FinishReason, TokenDelta
 from engine.queues import RequestQueues
 from engine.request import Request, RequestEvent, RequestStatus
 from engine.schedule import SampledToken, SampleSpec, ScheduledChunk, SchedulerOutput, StepOutput
-from tiering.block_manager import Admission, BlockManager, Refusal, SequenceEvent
+from tiering.block_manager import BlockManager
 from tiering.hashing import BlockNamer, derive_salt
+from tiering.tables import Admission, Refusal, SequenceEvent
 from tiering.types import BlockHash, TransferResult
 
 MAX_PREEMPTIONS = 4
@@ -138,7 +139,7 @@ class Scheduler:
         return SchedulerOutput(chunks=tuple(chunks))
 
     def call_off_loads(self) -> None:
-        """Stop loads that the next step had better compute. Call it before polling the transfers."""
+        """Stop loads that the next step had better compute. What was stopped is then to be completed."""
         for request in self.queues.restoring.values():
             if not request.paused and request.status is RequestStatus.RESTORING:
                 self._blocks.call_off_loads(

@@ -130,6 +130,9 @@ def _describe(info: EngineInfo) -> tuple[Finding, ...]:
         Finding("window", f"{info.max_model_len} tokens", info.max_model_len),
         Finding("weights", _gib(info.weight_bytes), info.weight_bytes),
         Finding("device KV", pool, info.kv_bytes),
+        *_describe_lower_tiers(info),
+        Finding("policies", ", ".join(info.policies) + " (eviction, write, restore)", list(info.policies)),
+        Finding("deterministic", "yes" if info.deterministic else "no", info.deterministic),
         Finding("chat template", template, bool(info.chat_template)),
     )
 
@@ -149,6 +152,44 @@ def _engine_warnings(info: EngineInfo) -> tuple[str, ...]:
         warnings.append(
             "the KV pool holds less than two full windows: long requests will run one by one;"
             " raise --device-kv or lower --max-model-len."
+        )
+    return (*warnings, *_tier_warnings(info))
+
+
+def _describe_lower_tiers(info: EngineInfo) -> tuple[Finding, ...]:
+    host = f"{_gib(info.host_kv_bytes)}: {info.host_blocks} blocks" if info.host_blocks else "off"
+    disk = "off"
+    if info.disk_blocks:
+        disk = f"{_gib(info.disk_kv_bytes)}: {info.disk_blocks} blocks, {info.disk_blocks_found} found there"
+    return Finding("host KV", host, info.host_kv_bytes), Finding("disk KV", disk, info.disk_kv_bytes)
+
+
+def _tier_warnings(info: EngineInfo) -> tuple[str, ...]:
+    """Settings of the KV tiers that do nothing, or less than they cost."""
+    defaults = EngineConfig(model="")
+    _, write, restore = info.policies
+    warnings = []
+    if not info.host_blocks:
+        for flag, value, default in (
+            ("--write-policy", write, defaults.write_policy),
+            ("--restore", restore, defaults.restore),
+        ):
+            if value != default:
+                warnings.append(f"{flag} {value} has no effect without --host-kv.")
+        return tuple(warnings)
+    if info.host_blocks * info.block_size < info.max_model_len:
+        warnings.append("the host tier holds less than one full window; raise --host-kv.")
+    if info.device == "cpu":
+        warnings.append(
+            "without a GPU the device pool is RAM too: what --host-kv takes would serve as well, and without"
+            " copies, as part of --device-kv, unless it is there to stage --disk-kv or to try the tiers."
+        )
+    if info.disk_blocks and info.disk_blocks < info.host_blocks:
+        warnings.append("the disk tier is smaller than the host tier, so it keeps little that host does not.")
+    if info.disk_blocks and write == "selective":
+        warnings.append(
+            "with --write-policy selective only blocks that were hit on host reach the disk: a conversation"
+            " that returns for the first time after a restart is computed again."
         )
     return tuple(warnings)
 

@@ -135,6 +135,12 @@ class _Server:
             info.model_name, info.dtype, info.device, info.max_model_len,
             info.num_blocks, info.block_size, info.kv_bytes / 2**30,
         )  # fmt: skip
+        if info.host_blocks:
+            log.info(
+                "KV tiers below: host %d blocks (%.2f GiB), disk %d blocks (%.2f GiB), %d of them found there",
+                info.host_blocks, info.host_kv_bytes / 2**30,
+                info.disk_blocks, info.disk_kv_bytes / 2**30, info.disk_blocks_found,
+            )  # fmt: skip
         log.info("serving %s on %s", info.model_name, base_url(self._listeners))
 
 

@@ -12,22 +12,27 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("gateway", "engine", "tiering", "loadtest")
+PACKAGES = ("gateway", "engine", "tiering", "loadtest", "benchmarks")
 ALLOWED = {
     "tiering": {"tiering"},
     "engine": {"engine", "tiering"},
     "gateway": {"gateway", "engine"},
     "loadtest": {"loadtest"},
+    "benchmarks": {"benchmarks", "engine", "tiering"},
 }
 GATEWAY_MAY_USE = {"engine.messages", "engine.client", "engine.config", "engine.process"}
 TORCH_FREE_ENGINE = (
-    "messages", "config", "schedule", "request", "budget", "scheduler", "core", "wire", "watchdog",
+    "messages", "config", "schedule", "request", "budget", "queues", "accounting", "scheduler", "core",
+    "wire", "watchdog",
     "connection", "client", "process", "link",
 )  # fmt: skip
 DECIDERS = (
     "engine.request", "engine.budget", "engine.scheduler", "engine.schedule", "engine.watchdog",
-    "engine.wire", "tiering.block_pool", "tiering.block_manager", "tiering.hashing", "tiering.integrity",
-    "tiering.residency", "tiering.types", "tiering.policies.eviction", "gateway.protocol.sse",
+    "engine.wire", "engine.queues", "engine.accounting", "tiering.block_pool", "tiering.block_manager",
+    "tiering.tiers", "tiering.planner", "tiering.loads", "tiering.parking", "tiering.restore",
+    "tiering.tables", "tiering.cost_model", "tiering.transfers", "tiering.hashing", "tiering.integrity", "tiering.residency",
+    "tiering.types", "tiering.policies.eviction", "tiering.policies.write", "tiering.policies.restore",
+    "tiering.policies.registry", "gateway.protocol.sse",
     "gateway.detokenizer", "gateway.stop_matcher", "gateway.answer", "gateway.mailbox", "gateway.errors",
     "gateway.openai.wire", "gateway.openai.validated", "gateway.openai.answers",
     "gateway.openai.completions", "engine.core", "engine.messages", "engine.config",

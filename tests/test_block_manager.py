@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tiering import integrity
-from tiering.block_manager import Admission, BlockManager
+from tiering.block_manager import BlockManager
 from tiering.block_pool import BlockPool
 from tiering.hashing import ROOT, BlockNamer, derive_salt
 from tiering.policies.eviction import LruEviction
 from tiering.residency import TRANSITIONS, next_state
+from tiering.tables import Admission
 from tiering.tiers import Tiers
 from tiering.types import BlockEvent, BlockHash, BlockId, BlockLabel, BlockState, IllegalTransitionError
 

@@ -488,14 +488,22 @@ def test_adaptive_counts_the_way_out_too_when_it_swaps(store_s: float | None, ke
 
 
 @pytest.mark.parametrize(
-    ("load_s", "mode"), [(0.1, RestoreMode.BOTH), (7.9, RestoreMode.BOTH), (8.0, RestoreMode.COMPUTE)]
+    ("load_s", "compute_s", "step_s", "mode"),
+    [
+        (2.0, 2.0, 0.0, RestoreMode.BOTH),
+        (4.0, 2.0, 0.0, RestoreMode.BOTH),
+        (200.0, 2.0, 0.0, RestoreMode.COMPUTE),  # no block would come in time
+        (0.001, 2.0, 0.0, RestoreMode.LOAD),  # nor is there time to compute one
+        (1.0, 2.0, 0.9, RestoreMode.LOAD),  # a step more would cost what it gains
+        (2.0, 1.0, 0.9, RestoreMode.COMPUTE),
+    ],
 )
-def test_overlap_just_computes_where_one_block_loads_no_faster_than_all_compute(
-    load_s: float, mode: RestoreMode
+def test_overlap_does_both_only_where_that_is_faster_than_either(
+    load_s: float, compute_s: float, step_s: float, mode: RestoreMode
 ) -> None:
-    situation = RestoreSituation(4, load_s=load_s, compute_s=2.0)
+    situation = RestoreSituation(40, load_s=load_s, compute_s=compute_s, step_s=step_s)
     assert Overlap().restore(situation) is mode
-    assert Overlap().keeps(situation) is (mode is RestoreMode.BOTH)
+    assert Overlap().keeps(situation) is (mode is not RestoreMode.COMPUTE)
 
 
 PER_BLOCK = st.floats(1e-6, 10.0)

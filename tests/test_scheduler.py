@@ -11,8 +11,8 @@ from engine.request import Request, RequestEvent
 from engine.scheduler import MAX_PREEMPTIONS
 from tests.support.fake_kv import expected_tokens
 from tests.support.small_engine import SmallEngine
-from tiering.block_manager import Refusal
 from tiering.hashing import BlockNamer
+from tiering.tables import Refusal
 from tiering.types import IllegalTransitionError
 
 

@@ -22,9 +22,13 @@ _SCALES = (1.0, 1e-3, 1e-6)  # brings the three features to about the same size
 
 
 class CostModel:
-    """One engine's prices. Answers None until it has seen something of the kind."""
+    """One engine's prices. Answers None until it has seen something of the kind.
 
-    def __init__(self, block_size: int, block_bytes: int) -> None:
+    ``step_tokens``: how many tokens of a prompt a step computes at most.
+    """
+
+    def __init__(self, block_size: int, block_bytes: int, step_tokens: int = 512) -> None:
+        self._step_tokens = step_tokens
         self._block_size = block_size
         self._block_bytes = block_bytes
         self._weights = [0.0, 0.0, 0.0]
@@ -71,6 +75,13 @@ class CostModel:
         pairs = tokens * start + tokens * (tokens + 1) // 2
         _, per_token, per_pair = (w * scale for w, scale in zip(self._weights, _SCALES, strict=True))
         return max(0.0, per_token * tokens + per_pair * pairs)
+
+    def recompute_s(self, start: int, stop: int) -> float | None:
+        """Seconds to compute positions ``[start, stop)`` of a sequence in steps of its own."""
+        prefill_s = self.prefill_s(start, stop)
+        return (
+            None if prefill_s is None else prefill_s + -(-(stop - start) // self._step_tokens) * self.step_s()
+        )
 
     def block_s(self, depth: int) -> float:
         """Seconds to compute the block behind ``depth`` others; 0 if unknown."""

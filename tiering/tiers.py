@@ -203,6 +203,8 @@ class Tiers:
         pool = self._pools[tier]
         target = min(max(int(_CLEAN_SHARE * pool.num_blocks), self._max_sequence_blocks), pool.num_blocks)
         wanted = target - pool.num_losslessly_available()
+        if self._writes[tier].stores_ready():
+            wanted = pool.num_blocks  # what found no room among the moves when it became ready
         room = _MAX_BACKGROUND_MOVES - len(self._background)
         if wanted > 0 and room > 0:
             for block in pool.next_dirty(min(wanted, room)):

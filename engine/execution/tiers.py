@@ -101,7 +101,7 @@ class _Builder:
         self._layout = layout
         self._fingerprint = fingerprint
         self._wake = wake
-        self._costs = CostModel(layout.block_size, layout.block_bytes)
+        self._costs = CostModel(layout.block_size, layout.block_bytes, config.max_num_batched_tokens)
         self._movers: dict[TransferKind, Mover] = {}
         self._notes: list[str] = []
 

@@ -23,13 +23,16 @@ class RestoreMode(enum.Enum):
 class RestoreSituation:
     """What restoring would take. Seconds; None where nothing has been measured yet.
 
-    ``load_s`` includes the copies already queued ahead; ``store_s`` is 0 if nothing is to be copied out.
+    ``load_s`` includes the copies already queued ahead, and the step that takes the last token; so does
+    ``compute_s``. ``step_s`` is what a step costs however little it computes. ``store_s`` is 0 if nothing is
+    to be copied out.
     """
 
     num_blocks: int
     load_s: float | None
     compute_s: float | None
     store_s: float | None = 0.0
+    step_s: float = 0.0
 
 
 class RestorePolicy(Protocol):
@@ -91,9 +94,10 @@ class Adaptive:
 
 
 class Overlap:
-    """Computes the front while the tail is loaded (Cake, arXiv 2410.03065).
+    """Computes the front while the tail is loaded (Cake, arXiv 2410.03065), where that is predicted to pay.
 
-    Only where a single block would take longer to load than all of them to compute it just computes.
+    It costs a step more than computing alone, and may have to wait for the one block that is under way when
+    front and tail meet; where these outweigh the gain it only loads, or only computes.
     """
 
     name = "overlap"
@@ -101,12 +105,25 @@ class Overlap:
     def restore(self, situation: RestoreSituation) -> RestoreMode:
         if situation.load_s is None or situation.compute_s is None:
             return RestoreMode.BOTH
-        if situation.compute_s <= situation.load_s / max(1, situation.num_blocks):
-            return RestoreMode.COMPUTE
-        return RestoreMode.BOTH
+        seconds = {
+            RestoreMode.BOTH: _both_s(situation, situation.load_s, situation.compute_s),
+            RestoreMode.LOAD: situation.load_s,
+            RestoreMode.COMPUTE: situation.compute_s,
+        }
+        return min(seconds, key=lambda mode: seconds[mode])
 
     def keeps(self, situation: RestoreSituation) -> bool:
         return self.restore(situation) is not RestoreMode.COMPUTE
+
+
+def _both_s(situation: RestoreSituation, load_s: float, compute_s: float) -> float:
+    """Seconds until front and tail have met and the last token is computed."""
+    count, step_s = situation.num_blocks, situation.step_s
+    load_block_s, compute_block_s = (max(0.0, seconds - step_s) / count for seconds in (load_s, compute_s))
+    num_computed = blocks_to_compute(count, step_s, compute_block_s, load_block_s)
+    computing_s = max(step_s + num_computed * compute_block_s, num_computed * compute_s / count)
+    loading_s = (count - num_computed) * load_block_s
+    return max(computing_s, loading_s) + load_block_s + step_s
 
 
 def blocks_to_compute(num_blocks: int, step_s: float, compute_s: float, load_s: float) -> int:

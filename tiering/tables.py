@@ -1,0 +1,60 @@
+"""What the block manager knows of a sequence: its tables, and the answers it gives about it. Plain values."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from tiering.restore import Restore
+from tiering.types import BlockId, TransferId
+
+
+class Refusal(enum.Enum):
+    """Why a sequence got no blocks. ``PENDING``: some are on their way for another; ask again soon."""
+
+    NO_ROOM = "no room"
+    PENDING = "pending"
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A sequence got its blocks; its first ``num_cached_tokens`` are on the device already.
+
+    ``restoring``: more are on their way; ``overlaps``: and the front is computed meanwhile.
+    ``num_forgone_tokens`` were found below the device and are to be computed instead.
+    """
+
+    num_cached_tokens: int
+    restoring: bool = False
+    overlaps: bool = False
+    num_forgone_tokens: int = 0
+
+
+class SequenceEvent(enum.Enum):
+    """What the end of a move meant for a sequence."""
+
+    SWAPPED_OUT = "swapped out"
+    SWAP_OUT_FAILED = "swap-out failed"
+    RESTORE_FAILED = "restore failed"
+
+
+class BlockTable:
+    """Logical to device blocks of one sequence. The first ``num_published`` are full and settled."""
+
+    __slots__ = ("blocks", "num_published", "restore")
+
+    def __init__(self, blocks: list[BlockId], num_published: int, restore: Restore | None = None) -> None:
+        self.blocks = blocks
+        self.num_published = num_published
+        self.restore = restore
+
+
+class ParkedTable:
+    """Host slots of a preempted sequence, with ``num_tokens`` computed tokens in them."""
+
+    __slots__ = ("moves", "num_tokens", "slots")
+
+    def __init__(self, slots: list[BlockId], num_tokens: int) -> None:
+        self.slots = slots
+        self.num_tokens = num_tokens
+        self.moves: set[TransferId] = set()
