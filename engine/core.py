@@ -69,6 +69,7 @@ class EngineCore:
         self._clock = clock
         self._take_new_host_blocks = take_new_host_blocks
         self._num_steps = 0
+        self._num_stalls = 0
         self._is_stalled = False
         self._refused: list[TokenDelta] = []
 
@@ -104,6 +105,7 @@ class EngineCore:
         scheduled = self._clock()
         self._is_stalled = not plan.chunks
         if self._is_stalled:
+            self._num_stalls += self._scheduler.has_work()
             assert self._transfers.num_pending or not self._scheduler.has_work(), "nothing can go on"
             self._order_cleaning()
             return self._report((), {})
@@ -167,6 +169,7 @@ class EngineCore:
             num_swapped=self._scheduler.num_swapped,
             num_restoring=self._scheduler.num_restoring,
             num_paused=self._scheduler.num_paused,
+            stalls_total=self._num_stalls,
             blocks_in_use=sum(
                 pool.usage().in_use + pool.usage().copying for _, pool in self._blocks.tiers.pools()
             ),

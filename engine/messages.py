@@ -195,7 +195,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 
     ``tiers`` is keyed by tier, ``transfers`` by kind of move, ``preemptions`` by ``kind/cause`` (swap or
     recompute; pressure or slow_reader). ``blocks_in_use``: referenced blocks of all tiers, those under a
-    copy included. ``restore_*`` are of restores by loading alone: their time, and what was predicted.
+    copy included. ``stalls_total``: times that there was work, and all of it waited for copies. ``restore_*``
+    are of restores by loading alone: their time, and what was predicted.
     """
 
     num_running: int = 0
@@ -204,6 +205,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     num_restoring: int = 0
     num_paused: int = 0
     blocks_in_use: int = 0
+    stalls_total: int = 0
     prompt_tokens_total: int = 0
     generated_tokens_total: int = 0
     recomputed_tokens_total: int = 0

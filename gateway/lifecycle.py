@@ -137,7 +137,7 @@ class _Server:
         )  # fmt: skip
         if info.host_blocks:
             log.info(
-                "KV tiers below: host %d blocks (%.2f GiB), disk %d blocks (%.2f GiB), %d of them found there",
+                "below it: host %d blocks (%.2f GiB), disk %d blocks (%.2f GiB), %d of them found there",
                 info.host_blocks, info.host_kv_bytes / 2**30,
                 info.disk_blocks, info.disk_kv_bytes / 2**30, info.disk_blocks_found,
             )  # fmt: skip

@@ -120,6 +120,9 @@ class _EngineCollector(Collector):
             "Tokens computed although their KV had existed.",
             stats.recomputed_tokens_total,
         )
+        yield _total(
+            "tidegate_stalls", "Times that all there was to do waited for copies.", stats.stalls_total
+        )
         yield _total("tidegate_restores", "Sequences whose KV was loaded back.", stats.restores_total)
         yield _total("tidegate_restore_seconds", "Time that took, in all.", stats.restore_s_total)
         yield _total(

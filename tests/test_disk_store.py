@@ -357,7 +357,7 @@ def test_a_store_of_another_model_or_layout_is_empty_and_never_a_hit(
 
 def test_a_table_of_another_version_is_empty(tmp_path: Path) -> None:
     fill(tmp_path)
-    patch(tmp_path / "table.kv", 8, struct.pack("<I", 2))
+    patch(tmp_path / "table.kv", 8, struct.pack("<I", 999))
     with opened(tmp_path) as store:
         assert store.found == []
         put(store, 0, 9)
@@ -366,7 +366,7 @@ def test_a_table_of_another_version_is_empty(tmp_path: Path) -> None:
 
 def test_a_record_of_another_version_is_a_miss(tmp_path: Path) -> None:
     fill(tmp_path)
-    patch(tmp_path / "blocks.kv", 3 * record_bytes(5000) + 8, struct.pack("<I", 2))
+    patch(tmp_path / "blocks.kv", 3 * record_bytes(5000) + 8, struct.pack("<I", 999))
     with opened(tmp_path) as store:
         assert [holds(store, slot, slot + 1) for slot in range(8)] == [slot != 3 for slot in range(8)]
 
@@ -707,6 +707,22 @@ def test_too_little_space_is_said_plainly_and_the_store_let_go(
         assert all(holds(store, slot, slot + 1) for slot in range(8))
 
 
+def test_a_store_that_finds_too_little_space_keeps_none_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill_up(descriptor: int, start: int, num_bytes: int) -> None:
+        """As ext4 does it: what there is is taken, and then there is no more."""
+        os.ftruncate(descriptor, num_bytes // 2)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    fill(tmp_path)
+    before = (tmp_path / "blocks.kv").stat().st_size
+    monkeypatch.setattr(disk_store.os, "posix_fallocate", fill_up)
+    with refused(tmp_path, "not enough room"), opened(tmp_path, 50):
+        pass
+    assert (tmp_path / "blocks.kv").stat().st_size == before
+
+
 LIMITED = """
 import resource, sys
 from pathlib import Path
@@ -862,7 +878,7 @@ def test_the_secret_is_made_once_and_is_of_this_store_alone(tmp_path: Path) -> N
     assert mode(first) == 0o700
 
 
-@pytest.mark.parametrize("length", [0, 1, 31, 33, 10_000])
+@pytest.mark.parametrize("length", [1, 31, 33, 10_000])
 def test_a_damaged_secret_is_refused_and_not_replaced(length: int, tmp_path: Path) -> None:
     open_secret(tmp_path)
     (tmp_path / "secret").write_bytes(b"s" * length)

@@ -31,11 +31,10 @@ PATIENCE_S = 60
 VICTIMS = (("engine", "gateway"), ("engine",), ("gateway",), ("gateway", "engine"))
 FIXED_PROMPT = "The tide comes in twice a day, and twice a day the gate is shut against it. " * 9
 
-pytestmark = pytest.mark.timeout(180 + 60 * ROUNDS)
-
-
 MODEL = ("--device", "cpu", "--deterministic", "--max-model-len", "1024")
 TIERS = ("--host-kv", "32MiB", "--write-policy", "through", "--restore", "swap", "--kv-checksums")
+
+pytestmark = pytest.mark.timeout(180 + 60 * ROUNDS)
 
 
 def serve(*arguments: str, scratch: Path) -> contextlib.AbstractContextManager[Server]:
