@@ -58,14 +58,14 @@ class Rounds:
         self._number = 0
 
     def run(self, arguments: list[str], count: int) -> None:
-        """``count`` rounds: the first half of each on one server, the second on its successor."""
+        """``count`` rounds; each ends on a successor of the server on which it began."""
         kept: str | None = None
         for index in range(count + 1):
             with serving(arguments) as server:
                 server.complete(self._next(), max_tokens=2)  # warm
-                self._from_device(server)
                 if kept is not None:
                     self._returns(server, kept, "restart", "disk")
+                    self._returns(server, kept, "device", "device")
                 if index < count:
                     kept = self._one(server)
                 self._probe_disk()
@@ -76,17 +76,12 @@ class Rounds:
         self.num_tokens = cold.prompt_tokens
         self.times["recompute"].append(cold.ttft_s)
         self._predict_recompute(server, cold)
-        self._push_off(server, "device")
         self._probe_memory()
-        self._returns(server, prompt, "host", "host")
-        self._push_off(server, "host")
-        self._returns(server, prompt, "disk", "disk")
+        for tier, below in (("device", "host"), ("host", "disk")):
+            self._push_off(server, tier)
+            self._returns(server, prompt, below, below)
+            self._returns(server, prompt, "device", "device")
         return prompt
-
-    def _from_device(self, server: Server) -> None:
-        prompt = self._next()
-        server.complete(prompt)
-        self._returns(server, prompt, "device", "device")
 
     def _returns(self, server: Server, prompt: str, row: str, tier: str) -> None:
         server.wait_quiet()

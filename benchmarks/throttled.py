@@ -100,7 +100,8 @@ class Engine:
         )
         while answered is None or self._transfers.num_pending:
             self._awake.clear()
-            if any(delta.token_ids for delta in self._core.step().deltas):
+            report = self._core.step()
+            if report is not None and any(delta.token_ids for delta in report.deltas):
                 answered = time.perf_counter() - started
             if not self._core.can_step() and self._transfers.num_pending:
                 self._awake.wait(1.0)

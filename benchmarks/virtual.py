@@ -96,7 +96,7 @@ class Simulation:
         answered = None
         while answered is None or self._mover.next_end is not None:
             report = self._core.step()
-            if any(delta.token_ids for delta in report.deltas):
+            if report is not None and any(delta.token_ids for delta in report.deltas):
                 answered = self._clock.now - arrived
             if not self._core.can_step() and self._mover.next_end is not None:
                 self._clock.now = max(self._clock.now, self._mover.next_end)

@@ -96,8 +96,11 @@ class EngineCore:
         """Whether to step on at once. If not, wait for a command, or for a copy to end, and then step."""
         return self._scheduler.has_work() and not self._is_stalled
 
-    def step(self) -> StepReport:
-        """Advance what can be advanced: take in copies, schedule, order copies, execute, update."""
+    def step(self) -> StepReport | None:
+        """Advance what can be advanced: take in copies, schedule, order copies, execute, update.
+
+        None if all that there is to do waits for copies, and there is nothing else to tell.
+        """
         started = self._clock()
         self._take_in_copies()
         plan = self._scheduler.schedule(started)
@@ -108,7 +111,7 @@ class EngineCore:
             self._num_stalls += self._scheduler.has_work()
             assert self._transfers.num_pending or not self._scheduler.has_work(), "nothing can go on"
             self._order_cleaning()
-            return self._report((), {})
+            return None if self._transfers.num_pending and not self._refused else self._report((), {})
         output = self._executor.execute(plan)
         executed = self._clock()
         self._blocks.costs.observe_step(plan.num_tokens, plan.num_pairs, executed - scheduled)

@@ -59,7 +59,9 @@ class EngineServer:
                 self._handle(command)
             if self._stopping or self._connection.is_closed:
                 return
-            self._connection.send(self._core.step())
+            report = self._core.step()
+            if report is not None:
+                self._connection.send(report)
 
     def _handle(self, command: EngineCommand) -> None:
         match command:

@@ -165,7 +165,7 @@ def _transfers(transfers: dict[str, TransferStats]) -> Iterator[Metric]:
     num_bytes = _by_kind("tidegate_kv_transfer_bytes", "Bytes of blocks moved between tiers.")
     queued = _by_kind("tidegate_kv_transfer_queue_seconds", "Time that moves waited for their copy to begin.")
     cpu = _by_kind("tidegate_kv_transfer_cpu_seconds", "Processor time of copy threads.")
-    failures = _by_kind("tidegate_kv_transfer_failures", "Moves that failed or were called off.")
+    failures = _by_kind("tidegate_kv_transfer_failures", "Moves that failed.")
     seconds = HistogramMetricFamily(
         "tidegate_kv_transfer_seconds", "Time to copy one block.", labels=["kind"]
     )

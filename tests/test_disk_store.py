@@ -245,12 +245,12 @@ def test_files_that_existed_with_wider_modes_become_private(name: str, tmp_path:
     assert mode(tmp_path / name) == 0o600
 
 
-def test_a_directory_that_existed_with_a_wider_mode_becomes_private(tmp_path: Path) -> None:
+def test_the_mode_of_a_directory_that_existed_is_left_alone(tmp_path: Path) -> None:
     directory = tmp_path / "kv"
     directory.mkdir()
     os.chmod(directory, 0o777)
     with opened(directory):
-        assert mode(directory) == 0o700
+        assert mode(directory) == 0o777
 
 
 # ---- size ----------------------------------------------------------------------------------------

@@ -122,7 +122,9 @@ class _Builder:
                 store = self._open_store(self._config.disk_kv)
                 disk = self._block_pool(store.num_slots, is_last=True)
                 disk.adopt({found.slot: found.label for found in store.found})
-                mover = disk_mover(store, memory.slots, checksums, self._wake)
+                # A GPU's mover keeps no checksums of host slots; records on disk have their own anyway.
+                on_host = None if self._pool.is_cuda else checksums
+                mover = disk_mover(store, memory.slots, on_host, self._wake)
                 self._movers |= {TransferKind.DEMOTE: mover, TransferKind.PROMOTE: mover}
             take_new = memory.take_ready
         else:

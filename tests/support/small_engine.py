@@ -174,10 +174,11 @@ class SmallEngine:
             )
         )
 
-    def step(self) -> StepReport:
+    def step(self) -> StepReport | None:
         self._num_steps += 1
         report = self.core.step()
-        self._collect(report)
+        if report is not None:
+            self._collect(report)
         assert self.core.problems() == ()
         return report
 

@@ -18,13 +18,17 @@ from tiering.types import TransferId, TransferJob, TransferOutcome, TransferResu
 
 logger = logging.getLogger(__name__)
 
+_WAKE_S = 0.002
+
 CopyBlock = Callable[[TransferJob], TransferOutcome]
 
 
 class WorkerMover:
     """Moves blocks on ``num_threads`` threads of its own; ``copy_block`` runs on them.
 
-    ``on_done`` is called on a worker after each move. An exception in ``copy_block`` fails that move.
+    ``on_done`` is called on a worker when no load is waiting any more, and every ``_WAKE_S`` until then: a
+    step thread that is woken for each block would take the time from the copies. An exception in
+    ``copy_block`` fails that move.
     """
 
     def __init__(
@@ -37,6 +41,7 @@ class WorkerMover:
         self._stores: deque[tuple[TransferJob, float]] = deque()
         self._ended: deque[TransferResult] = deque()
         self._num_under_way = 0
+        self._woken_at = 0.0
         self._closing = False
         self._changed = threading.Condition()
         self._threads = [
@@ -85,18 +90,24 @@ class WorkerMover:
         return bool(self._num_under_way or self._loads or self._stores)
 
     def _work(self) -> None:
+        ended = cpu_ended = 0.0
         while (entry := self._next()) is not None:
             job, submitted = entry
-            started, cpu_started = time.perf_counter(), time.thread_time()
+            started = max(ended, submitted)  # what passes between two copies counts as the second's
             outcome = self._try_copy(job)
-            copy_s, cpu_s = time.perf_counter() - started, time.thread_time() - cpu_started
+            ended, cpu_started, cpu_ended = time.perf_counter(), cpu_ended, time.thread_time()
+            result = TransferResult(
+                job.transfer_id, outcome, ended - started, started - submitted, cpu_ended - cpu_started
+            )
             with self._changed:
                 self._num_under_way -= 1
-                self._ended.append(
-                    TransferResult(job.transfer_id, outcome, copy_s, started - submitted, cpu_s)
-                )
+                self._ended.append(result)
                 self._changed.notify_all()
-            self._on_done()
+                wakes = not self._loads or time.perf_counter() - self._woken_at > _WAKE_S
+                if wakes:
+                    self._woken_at = time.perf_counter()
+            if wakes:
+                self._on_done()
 
     def _next(self) -> tuple[TransferJob, float] | None:
         with self._changed:

@@ -5,8 +5,9 @@
     table.kv   64 bytes: magic, version, fingerprint, sizes; then 32 bytes a slot: name, depth, generation
     blocks.kv  a record a slot: a 4 KiB header page, then the block's bytes, padded to 4 KiB
 
-All files are private to the owner. A record is believed only if its header carries the right magic,
-version, fingerprint and name and the checksum of its bytes; so nothing needs syncing or repairing after a
+All files are private to the owner; the mode of a directory that is there already is left alone. A record is
+believed only if its header is whole and carries the right magic, version, fingerprint and name, and the
+checksum of its bytes; so nothing needs syncing or repairing after a
 crash: a torn record, or a table entry that is ahead of its record, is a miss. A store of another
 fingerprint (weights, dtype, layout ...) is emptied. Runs on: ``open`` and ``close`` on the step thread;
 ``write`` and ``read`` on disk threads, each slot by one at a time.
@@ -22,6 +23,7 @@ import mmap
 import os
 import secrets
 import struct
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -30,6 +32,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from tiering.movers.checksums import checksum
 from tiering.types import BlockHash, BlockId, BlockLabel
@@ -43,8 +46,10 @@ _ENTRY = struct.Struct("<16sI4xQ")  # name, depth, generation (0: empty)
 _RECORD_HEADER = struct.Struct(
     "<8sI4x16s16s16sIxxxxQ"
 )  # magic, version, fingerprint, name, checksum, depth, gen.
+_HEADER_END = _RECORD_HEADER.size + 16  # the header's own checksum follows it
 _TABLE_MAGIC = b"TIDEKVT\x00"
 _RECORD_MAGIC = b"TIDEKVR\x00"
+_MAX_GENERATION = 2**62  # what counts higher is damage
 _LOCK_TIMEOUT_S = 10.0  # a server that was just stopped may still be saving
 
 
@@ -65,14 +70,25 @@ def open_secret(directory: Path) -> bytes:
     path = directory / "secret"
     with _plain_errors(directory):
         _make_directory(directory)
-        with contextlib.suppress(FileExistsError):
-            fresh = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-            os.write(fresh, secrets.token_bytes(SECRET_BYTES))
-            os.close(fresh)
-        secret = path.read_bytes()
+        if not path.exists():
+            _make_secret(directory, path)
+        with _opened(path, os.O_RDWR) as descriptor:
+            secret = os.pread(descriptor, SECRET_BYTES + 1, 0)
     if len(secret) != SECRET_BYTES:
         raise DiskStoreError(f"{path} is damaged; remove it, and with it all use of what is stored there.")
     return secret
+
+
+def _make_secret(directory: Path, path: Path) -> None:
+    """Whole or not at all: written aside, and given its name when it is complete."""
+    descriptor, aside = tempfile.mkstemp(prefix=".secret-", dir=directory)  # mode 0600
+    try:
+        os.write(descriptor, secrets.token_bytes(SECRET_BYTES))
+        with contextlib.suppress(FileExistsError):
+            os.link(aside, path)
+    finally:
+        os.close(descriptor)
+        os.unlink(aside)
 
 
 class DiskStore:
@@ -109,7 +125,9 @@ class DiskStore:
         header, payload = self._scratch()
         generation = next(self._next_generation)  # a C call, so safe between threads
         fields = (self._fingerprint, label.name, digest, label.depth, generation)
-        _RECORD_HEADER.pack_into(header, 0, _RECORD_MAGIC, _VERSION, *fields)
+        fixed = _RECORD_HEADER.pack(_RECORD_MAGIC, _VERSION, *fields)
+        header[: _RECORD_HEADER.size] = fixed
+        header[_RECORD_HEADER.size : _HEADER_END] = xxhash.xxh3_128_digest(fixed)
         if self._is_aligned(block):
             buffers = [header, block.data]
         else:
@@ -136,7 +154,10 @@ class DiskStore:
             return None
         if not aligned:
             block[:] = np.frombuffer(payload, dtype=np.uint8, count=self._block_bytes)
-        magic, version, fingerprint, stored, digest, _, _ = _RECORD_HEADER.unpack_from(header)
+        fixed = bytes(header[: _RECORD_HEADER.size])
+        if header[_RECORD_HEADER.size : _HEADER_END] != xxhash.xxh3_128_digest(fixed):
+            return None
+        magic, version, fingerprint, stored, digest, _, _ = _RECORD_HEADER.unpack(fixed)
         if (magic, version, fingerprint, stored) != (_RECORD_MAGIC, _VERSION, self._fingerprint, name):
             return None
         return digest if checksum(block) == digest else None
@@ -168,17 +189,21 @@ class DiskStore:
         entries = [
             (generation, StoredBlock(BlockId(slot), BlockLabel(BlockHash(name), depth)))
             for slot, (name, depth, generation) in enumerate(_ENTRY.iter_unpack(packed[:whole]))
-            if generation
+            if 0 < generation < _MAX_GENERATION
         ]
         entries.sort(key=lambda entry: entry[0])
         latest = {stored.label.name: (generation, stored) for generation, stored in entries}
         return sorted(latest.values(), key=lambda entry: entry[0])
 
     def _take_space(self) -> None:
-        num_bytes = self.num_slots * self.record_bytes
-        if os.fstat(self._blocks).st_size > num_bytes:
+        num_bytes, before = self.num_slots * self.record_bytes, os.fstat(self._blocks).st_size
+        if before > num_bytes:
             os.ftruncate(self._blocks, num_bytes)
-        os.posix_fallocate(self._blocks, 0, num_bytes)
+        try:
+            os.posix_fallocate(self._blocks, 0, num_bytes)
+        except OSError:
+            os.ftruncate(self._blocks, min(before, num_bytes))
+            raise
 
     def _is_aligned(self, block: npt.NDArray[np.uint8]) -> bool:
         return self._block_bytes % PAGE == 0 and block.ctypes.data % PAGE == 0
@@ -222,14 +247,22 @@ def _open(path: Path, flags: int) -> int:
 def _open_direct(path: Path) -> tuple[bool, int]:
     """The file, past the page cache if the file system can do that."""
     try:
-        descriptor = _open(path, os.O_RDWR | os.O_DIRECT)
-        with mmap.mmap(-1, PAGE) as page:
+        with _opened(path, os.O_RDWR | os.O_DIRECT) as descriptor, mmap.mmap(-1, PAGE) as page:
             os.preadv(descriptor, [page], 0)
-        return True, descriptor
+            return True, os.dup(descriptor)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
         return False, _open(path, os.O_RDWR)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    descriptor = _open(path, flags)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _take_lock(descriptor: int, directory: Path) -> None:

@@ -39,12 +39,13 @@ class VirtualMover:
     def cancel(self, transfer_id: TransferId) -> bool:
         """Only a copy that has not begun by now can be stopped."""
         for kind, queue in self._queues.items():
-            for index, entry in enumerate(queue):
-                if entry[0].transfer_id == transfer_id:
-                    begun = index == 0 and max(self._free_at[kind], entry[1]) < self._clock()
-                    if not begun:
-                        del queue[index]
-                    return not begun
+            starts_at = self._free_at[kind]
+            for index, (job, submitted) in enumerate(queue):
+                starts_at = max(starts_at, submitted)
+                if job.transfer_id == transfer_id and starts_at >= self._clock():
+                    del queue[index]
+                    return True
+                starts_at += self._block_s[kind]
         return False
 
     def poll(self) -> list[TransferResult]:
