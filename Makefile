@@ -12,7 +12,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c c
 RUNTIME := $(VENV)/.runtime-installed
 TEST    := $(VENV)/.test-installed
 
-.PHONY: help install serve chat doctor test test-slow lint format clean
+.PHONY: help install serve chat doctor test test-slow lint bench-tiers format clean
 
 help:
 	@echo "make serve [MODEL=path] [ARGS='--port 9000']   serve a model (the built-in one by default)"
@@ -20,6 +20,7 @@ help:
 	@echo "make doctor                                    what was found on this machine"
 	@echo "make test                                      lint, types and tests, bounded samples"
 	@echo "make test-slow                                 the same tests with their full counts"
+	@echo "make bench-tiers                               measure the KV tiers (about 10 minutes, idle machine)"
 	@echo "make format                                    format the code"
 
 install: $(RUNTIME)
@@ -56,6 +57,12 @@ test: lint
 
 test-slow: lint
 	TIDEGATE_SLOW=1 $(BIN)/python -m pytest
+
+bench-tiers: $(TEST)
+	$(BIN)/python -m benchmarks.restore --json docs/benchmarks/restore.json
+	$(BIN)/python -m benchmarks.overhead --json docs/benchmarks/overhead.json
+	$(BIN)/python -m benchmarks.throttled --json docs/benchmarks/throttled.json
+	$(BIN)/python -m benchmarks.policies --json docs/benchmarks/policies.json
 
 format: $(TEST)
 	$(BIN)/ruff check --fix .

@@ -126,11 +126,11 @@ class EngineCore:
         return self._report(deltas, stage_seconds)
 
     def close(self, timeout_s: float) -> None:
-        """Save to disk what only a faster tier has, for at most ``timeout_s``, and end the copies."""
+        """Save to disk, if there is one, what only memory has, for at most ``timeout_s``; end the copies."""
         for request_id in self._scheduler.request_ids():
             self._scheduler.abort(request_id)
         deadline = self._clock() + timeout_s
-        while (left := deadline - self._clock()) > 0:
+        while self._blocks.tiers.disk is not None and (left := deadline - self._clock()) > 0:
             self._blocks.tiers.flush()
             self._order_copies()
             results = self._transfers.drain(left)
@@ -207,6 +207,10 @@ class EngineCore:
         requests = sorted(self._scheduler.queues, key=lambda request: request.order)
         sequences = tuple(self._describe(request) for request in requests[:limit])
         return KvReport(check_id, len(requests), sequences, self.stats(), self._costs())
+
+    def report(self) -> StepReport:
+        """Present figures, without a step."""
+        return self._report((), {})
 
     def _report(self, deltas: tuple[TokenDelta, ...], stage_seconds: dict[str, float]) -> StepReport:
         refused, self._refused = tuple(self._refused), []

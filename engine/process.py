@@ -54,6 +54,7 @@ class EngineServer:
 
     def run(self) -> None:
         """Serve until ``Shutdown`` or until the gateway is gone."""
+        self._connection.send(self._core.report())
         while True:
             for command in self._connection.poll() if self._core.can_step() else self._connection.wait():
                 self._handle(command)

@@ -30,15 +30,19 @@ SHARED_PREFIX = [(i * 11) % 1000 for i in range(40)]
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Requests that share prefixes, in pools that are too small for all of them."""
+    """Requests that share prefixes, in pools that are too small for all of them.
+
+    ``num_steps`` counts the engine steps of all lives; everything is recounted after each.
+    """
 
     engine: SmallEngine
+    num_steps = 0
 
     @initialize(
         num_blocks=st.integers(6, 16),
         block_size=st.sampled_from([1, 2, 4]),
-        host_blocks=st.sampled_from([0, 1, 4, 12, 40]),
-        disk_blocks=st.sampled_from([0, 2, 8, 60]),
+        host_blocks=st.sampled_from([0, 1, 3, 6, 12, 40]),
+        disk_blocks=st.sampled_from([0, 2, 8, 60, 60]),
         max_num_seqs=st.integers(2, 6),
         extra_tokens=st.integers(0, 20),
         prefix_caching=st.booleans(),
@@ -92,6 +96,14 @@ class EngineMachine(RuleBasedStateMachine):
         if prompt:
             self.add_prompt(prompt, max_tokens, b"b" if tenant else b"a", **more)
 
+    @precondition(lambda self: self.prompts and not self.live)
+    @rule(max_tokens=st.integers(1, 12))
+    def come_back(self, max_tokens: int) -> None:
+        """The oldest conversation, whose blocks have had the most time to age."""
+        oldest = next(iter(self.prompts))
+        history = [*self.prompts[oldest], *self.engine.tokens[oldest]]
+        self.add_prompt(history[: self.window - 1], max_tokens, b"a")
+
     @precondition(lambda self: self.prompts and len(self.live) < MAX_LIVE)
     @rule(data=st.data(), max_tokens=st.integers(1, 12), own=st.integers(0, 3))
     def continue_or_fork(self, data: st.DataObject, max_tokens: int, own: int) -> None:
@@ -143,6 +155,7 @@ class EngineMachine(RuleBasedStateMachine):
     def step(self, count: int) -> None:
         for _ in range(count):
             self.engine.step()
+        EngineMachine.num_steps += count
         self.live = [name for name in self.live if name not in self.engine.finished]
 
     @precondition(lambda self: self.engine.tiers.disk is not None)
@@ -183,8 +196,13 @@ _SETTINGS = settings(
 )
 
 
+@pytest.mark.timeout(600)
 def test_random_lives() -> None:
-    run_state_machine_as_test(EngineMachine, settings=settings(_SETTINGS, max_examples=400, derandomize=True))
+    before = EngineMachine.num_steps
+    run_state_machine_as_test(
+        EngineMachine, settings=settings(_SETTINGS, max_examples=2500, derandomize=True)
+    )
+    assert EngineMachine.num_steps - before >= 100_000
 
 
 @pytest.mark.slow

@@ -172,6 +172,11 @@ class BlockPool:
         """Of the dirty blocks, the ``count`` to be evicted first."""
         return self._dirty.victims(count, self.now)
 
+    def last_dirty(self, count: int) -> list[BlockId]:
+        """Of the dirty blocks, the ``count`` to be evicted last, the very last first. O(dirty blocks)."""
+        ranked = self._dirty.victims(len(self._dirty), self.now)
+        return ranked[::-1][:count]
+
     def note_stored(self, block: BlockId) -> None:
         """A copy of this named block to the tier below is begun, or there is one already."""
         use = self._use[block]

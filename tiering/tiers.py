@@ -193,10 +193,10 @@ class Tiers:
                 self._clean(tier)
 
     def flush(self) -> None:
-        """Begin to copy down what only one tier has, as far as there is room."""
+        """Begin to copy down what only one tier has, worth most first, as many as may move at once."""
         for tier in self._writes:
             room = _MAX_BACKGROUND_MOVES - len(self._background)
-            for block in self._pools[tier].next_dirty(max(0, room)):
+            for block in self._pools[tier].last_dirty(max(0, room)):
                 self._store_down(tier, block)
 
     def _clean(self, tier: Tier) -> None:

@@ -225,7 +225,7 @@ def _disk_bytes(directory: Path, size: MemorySize | None) -> int:
     wanted = size.resolve(free)
     if wanted > free:
         raise ConfigError(
-            f"--disk-kv asks for {wanted / 2**30:.2f} GiB, but only {free / 2**30:.2f} GiB are free."
+            f"--disk-kv asks for {wanted / 2**30:.2f} GiB, but only {free / 2**30:.2f} GiB are free at {directory}."
         )
     return wanted
 

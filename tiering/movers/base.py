@@ -26,8 +26,8 @@ CopyBlock = Callable[[TransferJob], TransferOutcome]
 class WorkerMover:
     """Moves blocks on ``num_threads`` threads of its own; ``copy_block`` runs on them.
 
-    ``on_done`` is called on a worker when no load is waiting any more, and every ``_WAKE_S`` until then: a
-    step thread that is woken for each block would take the time from the copies. An exception in
+    ``on_done`` is called on a worker when no other move of the kind is waiting, and every ``_WAKE_S`` until
+    then: a step thread that is woken for each block would take the time from the copies. An exception in
     ``copy_block`` fails that move.
     """
 
@@ -42,6 +42,7 @@ class WorkerMover:
         self._ended: deque[TransferResult] = deque()
         self._num_under_way = 0
         self._woken_at = 0.0
+        self._num_failures = 0
         self._closing = False
         self._changed = threading.Condition()
         self._threads = [
@@ -103,9 +104,10 @@ class WorkerMover:
                 self._num_under_way -= 1
                 self._ended.append(result)
                 self._changed.notify_all()
-                wakes = not self._loads or time.perf_counter() - self._woken_at > _WAKE_S
+                wakes = not (self._loads if job.kind.is_load else self._loads or self._stores)
+                wakes = wakes or ended - self._woken_at > _WAKE_S
                 if wakes:
-                    self._woken_at = time.perf_counter()
+                    self._woken_at = ended
             if wakes:
                 self._on_done()
 
@@ -120,8 +122,11 @@ class WorkerMover:
     def _try_copy(self, job: TransferJob) -> TransferOutcome:
         try:
             return self._copy_block(job)
-        except Exception:
-            logger.exception("a %s of block %d to %d failed", job.kind, job.source, job.target)
+        except Exception as error:
+            self._num_failures += 1
+            if self._num_failures & (self._num_failures - 1) == 0:  # a broken disk shall not fill the log
+                logger.error("a %s of block %d failed (%s); failures so far: %d", job.kind, job.source, error,
+                             self._num_failures)  # fmt: skip
             return TransferOutcome.FAILED
 
 
