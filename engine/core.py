@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from engine import recount
 from engine.messages import (
     AddRequest,
     EngineStats,
@@ -162,7 +163,9 @@ class EngineCore:
 
     def problems(self) -> tuple[str, ...]:
         """Recount requests and blocks from scratch."""
-        return (*self._scheduler.problems(), *integrity.check(self._blocks))
+        scheduler = self._scheduler
+        requests = recount.check(scheduler.queues, scheduler.num_paused, self._blocks)
+        return (*requests, *integrity.check(self._blocks))
 
     def stats(self) -> EngineStats:
         totals = self._scheduler.totals

@@ -402,32 +402,3 @@ class Scheduler:
             self._num_paused += 1 if paused else -1
             if request.status is RequestStatus.WAITING:
                 self.queues.park(request)
-
-    # ---- recount -------------------------------------------------------------------------------
-
-    def problems(self) -> list[str]:
-        """What does not add up between requests, queues and block tables."""
-        found = []
-        if not all(self.queues.is_in_one_place(request) for request in self.queues):
-            found.append("a request is in no queue, or in two")
-        held = {*self.queues.running, *self.queues.restoring}
-        if held != set(self._blocks.tables()):
-            found.append("the running and restoring requests are not those that have block tables")
-        if self._num_paused != sum(request.paused for request in self.queues):
-            found.append("the count of paused requests is off")
-        found += [p for request in self.queues for p in self._request_problems(request)]
-        return found
-
-    def _request_problems(self, request: Request) -> Sequence[str]:
-        request_id, status = request.request_id, request.status
-        has_slots = self._blocks.is_parked(request_id)
-        may_have_slots = status in (RequestStatus.SWAPPING_IN, RequestStatus.RESTORING)
-        must_have_slots = status in (RequestStatus.SWAPPING_OUT, RequestStatus.SWAPPED)
-        if has_slots != must_have_slots and not may_have_slots:
-            return [f"request {request_id} is {status.value}, against its host slots"]
-        if request_id not in self._blocks.tables():
-            return ()
-        held = len(self._blocks.block_table(request_id)) * self._blocks.block_size
-        if not 0 <= request.num_computed_tokens <= min(held, request.num_tokens):
-            return [f"request {request_id} computed {request.num_computed_tokens} of {held} slots"]
-        return ()

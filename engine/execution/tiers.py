@@ -225,7 +225,8 @@ def _disk_bytes(directory: Path, size: MemorySize | None) -> int:
     wanted = size.resolve(free)
     if wanted > free:
         raise ConfigError(
-            f"--disk-kv asks for {wanted / 2**30:.2f} GiB, but only {free / 2**30:.2f} GiB are free at {directory}."
+            f"--disk-kv asks for {wanted / 2**30:.2f} GiB, but only {free / 2**30:.2f} GiB"
+            f" are free at {directory}."
         )
     return wanted
 
