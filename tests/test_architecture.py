@@ -22,13 +22,13 @@ ALLOWED = {
 }
 GATEWAY_MAY_USE = {"engine.messages", "engine.client", "engine.config", "engine.process"}
 TORCH_FREE_ENGINE = (
-    "messages", "config", "schedule", "request", "budget", "queues", "accounting", "recount", "scheduler", "core",
-    "wire", "watchdog",
-    "connection", "client", "process", "link",
+    "messages", "config", "schedule", "request", "budget", "queues", "accounting", "recount", "scheduler",
+    "core", "wire", "watchdog", "connection", "client", "process", "link",
 )  # fmt: skip
 DECIDERS = (
     "engine.request", "engine.budget", "engine.scheduler", "engine.schedule", "engine.watchdog",
-    "engine.wire", "engine.queues", "engine.accounting", "engine.recount", "tiering.block_pool", "tiering.block_manager",
+    "engine.wire", "engine.queues", "engine.accounting", "engine.recount", "tiering.block_pool",
+    "tiering.block_manager",
     "tiering.tiers", "tiering.planner", "tiering.loads", "tiering.parking", "tiering.restore",
     "tiering.tables", "tiering.cost_model", "tiering.transfers", "tiering.hashing", "tiering.integrity",
     "tiering.residency", "tiering.types", "tiering.policies.eviction", "tiering.policies.write",
