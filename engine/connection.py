@@ -63,9 +63,15 @@ class EngineConnection:
                 commands.append(command)
         return commands
 
-    def wait(self) -> list[EngineCommand]:
-        """Wait until a command arrives, ``wake`` is called or the gateway is gone; the commands there are."""
-        first = self._inbox.get()
+    def wait(self, timeout_s: float | None = None) -> list[EngineCommand]:
+        """Wait until a command arrives, ``wake`` is called, the gateway is gone or the time is up.
+
+        Returns the commands that there are.
+        """
+        try:
+            first = self._inbox.get(timeout=timeout_s)
+        except queue.Empty:
+            first = None
         return self.poll() if first is None else [first, *self.poll()]
 
     def wake(self) -> None:

@@ -97,6 +97,11 @@ class EngineCore:
         """Whether to step on at once. If not, wait for a command, or for a copy to end, and then step."""
         return self._scheduler.has_work() and not self._is_stalled
 
+    @property
+    def patience_s(self) -> float | None:
+        """How long to wait before stepping even if nothing happens; None: as long as it takes."""
+        return 1.0 if self._scheduler.has_work() else None
+
     def step(self) -> StepReport | None:
         """Advance what can be advanced: take in copies, schedule, order copies, execute, update.
 

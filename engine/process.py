@@ -56,13 +56,18 @@ class EngineServer:
         """Serve until ``Shutdown`` or until the gateway is gone."""
         self._connection.send(self._core.report())
         while True:
-            for command in self._connection.poll() if self._core.can_step() else self._connection.wait():
+            for command in self._next_commands():
                 self._handle(command)
             if self._stopping or self._connection.is_closed:
                 return
             report = self._core.step()
             if report is not None:
                 self._connection.send(report)
+
+    def _next_commands(self) -> list[EngineCommand]:
+        if self._core.can_step():
+            return self._connection.poll()
+        return self._connection.wait(self._core.patience_s)
 
     def _handle(self, command: EngineCommand) -> None:
         match command:

@@ -8,7 +8,8 @@ Progress: a request is preempted only for one before it in line, or because its 
 is admitted only with room for all its known tokens. After ``MAX_PREEMPTIONS`` for others it comes back
 with blocks for its whole length, and then loses them only if its client does not read. A paused
 request takes no place in a step; the blocks it holds are the first to go. Nobody waits for a copy: who
-needs blocks that are being copied out, or KV that is being copied in, sits out the step.
+needs blocks that are being copied out, or KV that is being copied in, sits out the step; and if no copy ends
+for ``LOAD_PATIENCE_S`` (a disk that hangs), those that wait for one compute instead.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from tiering.tables import Admission, Refusal, SequenceEvent
 from tiering.types import BlockHash, TransferResult
 
 MAX_PREEMPTIONS = 4
+LOAD_PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class Scheduler:
         self._num_paused = 0
         self._num_arrivals = 0
         self._now = 0.0
+        self._copies_moved_at = 0.0
+        self._copies_moved = False
 
     # ---- what the outside asks for -------------------------------------------------------------
 
@@ -181,7 +185,7 @@ class Scheduler:
             if budget.exhausted or self._num_active() >= self._config.max_num_seqs:
                 return
             if request.status is RequestStatus.SWAPPING_OUT:
-                continue
+                return  # it was preempted just now: nobody behind it gets the room it gave up
             refusal = self._try_admit(request)
             if refusal is Refusal.NO_ROOM:
                 return
@@ -273,6 +277,7 @@ class Scheduler:
     def _try_admit(self, request: Request) -> Refusal | None:
         """Give a queued request its blocks, taking them from slow readers if that is what it takes."""
         whole = self._has_whole_length(request)
+        request.may_load = request.may_load and not self._copies_hang
         names = self._names(request, request.num_tokens)
         while True:
             admission = self._blocks.try_admit(
@@ -312,6 +317,8 @@ class Scheduler:
 
     def complete(self, results: Iterable[TransferResult]) -> None:
         """Take in how copies ended: who is swapped out now, and who lost what a copy failed to bring."""
+        results = tuple(results)
+        self._copies_moved |= bool(results)
         for request_id, event in self._blocks.complete(results):
             request = self.queues.get(request_id)
             assert request is not None
@@ -333,6 +340,22 @@ class Scheduler:
                 self._blocks.end_restore(request.request_id)
                 request.move(RequestEvent.RESTORED)
                 self.queues.run(request)
+        self._lose_patience()
+
+    @property
+    def _copies_hang(self) -> bool:
+        return self._now - self._copies_moved_at > LOAD_PATIENCE_S
+
+    def _lose_patience(self) -> None:
+        """Let nobody wait for copies that have stopped. What is under a copy stays pinned until it ends."""
+        if self._copies_moved or not self._blocks.tiers.num_moves:
+            self._copies_moved, self._copies_moved_at = False, self._now
+        if not self._copies_hang:
+            return
+        for request in tuple(self.queues.restoring.values()):
+            if self._blocks.restore_of(request.request_id).moves:
+                request.may_load = False
+                self._lose_blocks(request)
 
     # ---- advance -------------------------------------------------------------------------------
 

@@ -31,9 +31,7 @@ def build_core(
     """
     _check(config)
     loaded = load_runner(config, on_progress)
-    kv = build_tiers(
-        config, loaded.pool, loaded.layout, loaded.fingerprint, loaded.info.max_model_len, wake, clock
-    )
+    kv = build_tiers(config, loaded, wake, clock)
     info = _describe(config, loaded, kv)
     blocks = BlockManager(
         kv.tiers,

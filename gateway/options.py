@@ -23,36 +23,28 @@ from engine.config import (
 )
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Value = TypeVar("Value")
 
 
-class SizeType(click.ParamType[MemorySize]):
-    """A size such as 512MiB, 2GiB or 50%."""
+class Parsed(click.ParamType[Value]):
+    """A value that one of ``engine.config``'s parsers reads from text, or refuses with a ConfigError."""
 
-    name = "size"
+    def __init__(self, name: str, kind: type[Value], parse: Callable[[str], Value]) -> None:
+        self.name = name
+        self._kind = kind
+        self._parse = parse
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> MemorySize:
-        if isinstance(value, MemorySize):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Value:
+        if isinstance(value, self._kind):
             return value
         try:
-            return parse_memory_size(value)
+            return self._parse(value)
         except ConfigError as error:
             self.fail(str(error), param, ctx)
 
 
-class DiskType(click.ParamType[DiskTier]):
-    """A directory, and how much of the disk to take there."""
-
-    name = "path"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> DiskTier:
-        if isinstance(value, DiskTier):
-            return value
-        try:
-            return parse_disk_tier(value)
-        except ConfigError as error:
-            self.fail(str(error), param, ctx)
-
-
+_SIZE = Parsed("size", MemorySize, parse_memory_size)
+_DISK = Parsed("path", DiskTier, parse_disk_tier)
 _POSITIVE = click.IntRange(min=1)
 _DEFAULTS = EngineConfig(model="")
 
@@ -79,13 +71,13 @@ _ENGINE_OPTIONS = (
                  help="Longest prompt plus answer, in tokens.  [default: the model's]"),
     click.option("--block-size", type=click.Choice([16, 32, 64, 128]), default=_DEFAULTS.block_size,
                  show_default=True, help="Tokens in a KV block."),
-    click.option("--device-kv", type=SizeType(),
+    click.option("--device-kv", type=_SIZE,
                  help="KV pool on the device: 512MiB, 2GiB, or a share of its memory such as 50%."
                       "  [default: 25% of RAM, or what the GPU has left]"),
-    click.option("--host-kv", type=SizeType(),
+    click.option("--host-kv", type=_SIZE,
                  help="KV tier in host memory (pinned, with a GPU), for preempted and idle sequences."
                       "  [default: 25% of RAM with a GPU, else off]"),
-    click.option("--disk-kv", type=DiskType(), metavar="PATH[:SIZE]",
+    click.option("--disk-kv", type=_DISK, metavar="PATH[:SIZE]",
                  help="KV tier in files under PATH, found again after a restart; a share is of free space."
                       "  [default: off; without SIZE 10GiB, or half of what is free]"),
     click.option("--eviction", default=_DEFAULTS.eviction, show_default=True, metavar="POLICY",

@@ -83,12 +83,13 @@ class BlockManager:
 
         That is its own swapped blocks, or the longest named prefix over all tiers, capped at the last full
         block before its last token: there is always something to compute, and no shared block is ever
-        written. What is below the device is loaded or not, as the restore policy chooses. Refused, with
-        nothing changed, unless ``keep_available`` blocks would remain available.
+        written. What is below the device is loaded or not, as the restore policy chooses; without
+        ``may_load`` it is neither looked at nor waited for. Refused, with nothing changed, unless
+        ``keep_available`` blocks would remain available.
         """
         assert sequence_id not in self._tables
         assert 0 < num_tokens <= capacity_tokens
-        parked = self._parking.tables().get(sequence_id)
+        parked = self._parking.tables().get(sequence_id) if may_load else None
         if parked is not None:
             sources = self._planner.match_parked(parked, names)
         else:

@@ -70,7 +70,7 @@ class RestorePlanner:
             block = pool.lookup(label.name)
             if block is not None:
                 return Source(tier, block, label)
-            if pool.is_arriving(label.name) and tier is not Tier.DISK:
+            if below_device and pool.is_arriving(label.name) and tier is not Tier.DISK:
                 return PENDING
         return None
 

@@ -17,16 +17,17 @@ import torch
 
 from engine.config import ConfigError, DiskTier, EngineConfig, MemorySize
 from engine.execution.hardware import device_memory
+from engine.execution.runner import LoadedRunner
 from tiering.block_pool import BlockPool
 from tiering.cost_model import CostModel
 from tiering.memory.host_pool import HostPool
-from tiering.memory.layout import KVLayout
 from tiering.movers.checksums import HostChecksums
 from tiering.movers.disk import disk_mover
 from tiering.movers.disk_store import DiskStore, DiskStoreError, open_secret
 from tiering.movers.thread import thread_mover
 from tiering.policies.registry import PolicyError, eviction_factory, restore_factory, write_factory
 from tiering.policies.restore import RestorePolicy
+from tiering.policies.write import WritePolicy
 from tiering.tiers import Tiers
 from tiering.transfers import Mover, TransferEngine
 from tiering.types import Tier, TransferKind
@@ -69,85 +70,78 @@ def check_tier_settings(config: EngineConfig) -> None:
 
 
 def build_tiers(
-    config: EngineConfig,
-    pool: torch.Tensor,
-    layout: KVLayout,
-    fingerprint: bytes,
-    max_model_len: int,
-    wake: Callable[[], None],
-    clock: Callable[[], float],
+    config: EngineConfig, loaded: LoadedRunner, wake: Callable[[], None], clock: Callable[[], float]
 ) -> KvTiers:
-    """Set up host and disk beside the device pool ``pool``. Raises ConfigError.
+    """Set up host and disk beside the pool of ``loaded``. Raises ConfigError.
 
     Host memory is taken in the background, and ``wake`` called as it comes and as copies end.
     """
-    builder = _Builder(config, pool, layout, fingerprint, max_model_len, wake)
-    return builder.build(clock)
+    return _Builder(config, loaded, wake).build(clock)
 
 
 class _Builder:
-    def __init__(
-        self,
-        config: EngineConfig,
-        pool: torch.Tensor,
-        layout: KVLayout,
-        fingerprint: bytes,
-        max_model_len: int,
-        wake: Callable[[], None],
-    ) -> None:
-        self._max_sequence_blocks = -(-max_model_len // layout.block_size)
+    def __init__(self, config: EngineConfig, loaded: LoadedRunner, wake: Callable[[], None]) -> None:
         self._config = config
-        self._pool = pool
-        self._layout = layout
-        self._fingerprint = fingerprint
+        self._pool = loaded.pool
+        self._layout = loaded.layout
+        self._fingerprint = loaded.fingerprint
         self._wake = wake
-        self._costs = CostModel(layout.block_size, layout.block_bytes, config.max_num_batched_tokens)
+        self._max_sequence_blocks = -(-loaded.info.max_model_len // loaded.layout.block_size)
+        self._costs = CostModel(
+            self._layout.block_size, self._layout.block_bytes, config.max_num_batched_tokens
+        )
         self._movers: dict[TransferKind, Mover] = {}
+        self._writes: dict[Tier, WritePolicy] = {}
+        self._memory: HostPool | None = None
+        self._checksums: HostChecksums | None = None
+        self._host: BlockPool | None = None
+        self._store: DiskStore | None = None
+        self._disk: BlockPool | None = None
         self._notes: list[str] = []
 
     def build(self, clock: Callable[[], float]) -> KvTiers:
-        device = self._block_pool(self._pool.shape[0], is_last=self._host_size() is None)
         host_size = self._host_size()
-        if self._config.disk_kv is not None and host_size is None:
-            raise ConfigError("--disk-kv needs --host-kv: blocks go to disk and come back by way of it.")
-        host = store = disk = None
-        num_host = 0
         if host_size is not None:
-            host = self._block_pool(0, is_last=self._config.disk_kv is None)
-            memory = self._host_memory(host_size)
-            num_host = memory.num_blocks
-            checksums = HostChecksums(num_host) if self._config.kv_checksums else None
-            self._link(memory, checksums)
-            if self._config.disk_kv is not None:
-                store = self._open_store(self._config.disk_kv)
-                disk = self._block_pool(store.num_slots, is_last=True)
-                disk.adopt({found.slot: found.label for found in store.found})
-                # A GPU's mover keeps no checksums of host slots; records on disk have their own anyway.
-                on_host = None if self._pool.is_cuda else checksums
-                mover = disk_mover(store, memory.slots, on_host, self._wake)
-                self._movers |= {TransferKind.DEMOTE: mover, TransferKind.PROMOTE: mover}
-            take_new = memory.take_ready
-        else:
-            take_new = _none
-        writes = {}
-        if host is not None:
-            make_write = write_factory(self._config.write_policy)
-            writes[Tier.DEVICE] = make_write()
-            if disk is not None:
-                writes[Tier.HOST] = make_write()
+            self._add_host(host_size)
+        if self._config.disk_kv is not None:
+            self._add_disk(self._config.disk_kv)
+        device = self._block_pool(self._pool.shape[0], is_last=self._host is None)
         return KvTiers(
-            tiers=Tiers(device, host, disk, writes, max_sequence_blocks=self._max_sequence_blocks),
+            tiers=Tiers(
+                device, self._host, self._disk, self._writes, max_sequence_blocks=self._max_sequence_blocks
+            ),
             transfers=TransferEngine(self._movers, self._layout.block_bytes, clock),
             costs=self._costs,
             restore=restore_factory(self._config.restore)(),
-            take_new_host_blocks=take_new,
+            take_new_host_blocks=_none if self._memory is None else self._memory.take_ready,
             cache_secret=self._secret(),
-            host_blocks=num_host,
-            disk_blocks=0 if store is None else store.num_slots,
-            disk_kv_bytes=0 if store is None else store.num_bytes,
-            disk_blocks_found=0 if store is None else len(store.found),
+            host_blocks=0 if self._memory is None else self._memory.num_blocks,
+            disk_blocks=0 if self._store is None else self._store.num_slots,
+            disk_kv_bytes=0 if self._store is None else self._store.num_bytes,
+            disk_blocks_found=0 if self._store is None else len(self._store.found),
             notes=tuple(self._notes),
         )
+
+    def _add_host(self, size: MemorySize) -> None:
+        self._memory = self._host_memory(size)
+        self._host = self._block_pool(0, is_last=self._config.disk_kv is None)
+        if self._config.kv_checksums:
+            self._checksums = HostChecksums(self._memory.num_blocks)
+        mover = self._link(self._memory)
+        self._movers |= {TransferKind.SWAP_OUT: mover, TransferKind.SWAP_IN: mover}
+        self._writes[Tier.DEVICE] = write_factory(self._config.write_policy)()
+
+    def _add_disk(self, disk: DiskTier) -> None:
+        if self._memory is None:
+            raise ConfigError("--disk-kv needs --host-kv: blocks go to disk and come back by way of it.")
+        self._store = self._open_store(disk)
+        self._disk = self._block_pool(self._store.num_slots, is_last=True)
+        self._disk.adopt({found.slot: found.label for found in self._store.found})
+        # A GPU's mover keeps no checksums of host slots; records on disk have their own anyway.
+        checksums = None if self._pool.is_cuda else self._checksums
+        mover = disk_mover(self._store, self._memory.slots, checksums, self._wake)
+        self._movers |= {TransferKind.DEMOTE: mover, TransferKind.PROMOTE: mover}
+        self._writes[Tier.HOST] = write_factory(self._config.write_policy)()
 
     def _block_pool(self, num_blocks: int, *, is_last: bool) -> BlockPool:
         make = eviction_factory(self._config.eviction)
@@ -185,17 +179,16 @@ class _Builder:
 
         return register
 
-    def _link(self, memory: HostPool, checksums: HostChecksums | None) -> None:
-        if self._pool.is_cuda:
-            from tiering.movers.cuda import CudaMover
+    def _link(self, memory: HostPool) -> Mover:
+        """The mover between device and host."""
+        if not self._pool.is_cuda:
+            return thread_mover(as_bytes(self._pool), memory.slots, self._checksums, self._wake)
+        from tiering.movers.cuda import CudaMover
 
-            host = torch.from_numpy(memory.slots).view(self._pool.dtype).view(-1, *self._layout.block_shape)
-            mover: Mover = CudaMover(self._pool, host, self._wake)
-            if checksums is not None:
-                self._notes.append("--kv-checksums verifies moves to and from disk only, on a GPU.")
-        else:
-            mover = thread_mover(as_bytes(self._pool), memory.slots, checksums, self._wake)
-        self._movers |= {TransferKind.SWAP_OUT: mover, TransferKind.SWAP_IN: mover}
+        if self._checksums is not None:
+            self._notes.append("--kv-checksums verifies moves to and from disk only, on a GPU.")
+        host = torch.from_numpy(memory.slots).view(self._pool.dtype).view(-1, *self._layout.block_shape)
+        return CudaMover(self._pool, host, self._wake)
 
     def _open_store(self, disk: DiskTier) -> DiskStore:
         directory = Path(disk.path)

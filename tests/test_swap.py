@@ -1,0 +1,225 @@
+"""Preemption by swap, restores, faults of copies, and what stays when they hang or fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.request import RequestStatus
+from engine.scheduler import LOAD_PATIENCE_S, MAX_PREEMPTIONS
+from tests.support.fake_kv import expected_tokens
+from tests.support.small_engine import SmallEngine
+from tiering.types import Tier, TransferKind
+
+
+def prompt(number: int, length: int) -> list[int]:
+    return [(number * 37 + i * 5) % 1000 for i in range(length)]
+
+
+def swap_in_count(engine: SmallEngine) -> int:
+    return engine.transfers.totals[TransferKind.SWAP_IN].num_done
+
+
+def status(engine: SmallEngine, name: str) -> RequestStatus:
+    request = engine.scheduler.queues.get(name)
+    assert request is not None
+    return request.status
+
+
+def pressed(**options: object) -> SmallEngine:
+    """Two requests that together do not fit; the second has been preempted."""
+    engine = SmallEngine(num_blocks=8, host_blocks=16, **options)  # type: ignore[arg-type]
+    engine.add("first", prompt(1, 8), max_tokens=18)
+    engine.add("second", prompt(2, 8), max_tokens=18)
+    while not sum(engine.scheduler.totals.preemptions.values()):
+        engine.step()
+    return engine
+
+
+def test_a_preempted_request_is_swapped_and_loaded_back_not_recomputed() -> None:
+    engine = pressed()
+    assert engine.scheduler.totals.preemptions == {"swap/pressure": 1}
+    computed = engine.executor.num_computed_tokens
+    held = engine.scheduler.queues.get("second")
+    assert held is not None and held.num_computed_tokens > 8
+    engine.run()
+    for number, name in ((1, "first"), (2, "second")):
+        assert engine.tokens[name] == expected_tokens(prompt(number, 8), 18)
+    assert swap_in_count(engine) > 0
+    assert engine.scheduler.totals.recomputed_tokens == 0
+    left = 2 * (8 + 18 - 1) - computed
+    assert engine.executor.num_computed_tokens - computed == left, "every position is computed once"
+
+
+def test_the_partial_last_block_is_swapped_too() -> None:
+    engine = SmallEngine(num_blocks=16, host_blocks=16)
+    engine.add("a", prompt(1, 6), max_tokens=9)
+    for _ in range(4):
+        engine.step()
+    request = engine.scheduler.queues.running["a"]
+    assert request.num_computed_tokens % 4
+    computed = request.num_computed_tokens
+    engine.scheduler.preempt(request)
+    while status(engine, "a") is not RequestStatus.RUNNING:
+        engine.step()
+    assert request.num_computed_tokens >= computed
+    engine.run()
+    assert engine.tokens["a"] == expected_tokens(prompt(1, 6), 9)
+    assert engine.executor.num_computed_tokens == 6 + 9 - 1
+
+
+def test_nothing_runs_into_a_block_under_a_copy_and_the_others_go_on() -> None:
+    engine = pressed()
+    engine.link.hold()
+    before = len(engine.tokens["first"])
+    for _ in range(8):
+        engine.step()
+    assert status(engine, "second") is RequestStatus.SWAPPING_OUT
+    assert len(engine.tokens["first"]) >= before
+    engine.link.release()
+    engine.run()
+    assert engine.tokens["first"] == expected_tokens(prompt(1, 8), 18)
+
+
+@pytest.mark.parametrize("when", ["out", "in"])
+def test_an_abort_under_a_copy_frees_nothing_before_it_ends(when: str) -> None:
+    engine = pressed()
+    wanted = RequestStatus.SWAPPING_OUT if when == "out" else RequestStatus.SWAPPING_IN
+    if when == "in":
+        while status(engine, "second") is not RequestStatus.SWAPPING_IN:
+            engine.step()
+    engine.link.hold()
+    assert status(engine, "second") is wanted
+    engine.core.abort("second")
+    assert engine.core.problems() == ()
+    assert engine.core.stats().tiers["device"].blocks_copying > 0
+    engine.step()
+    engine.link.release()
+    engine.run()
+    engine.assert_idle()
+
+
+def test_a_failed_swap_out_costs_a_recompute_and_no_token() -> None:
+    engine = pressed()
+    engine.link.fail_next = 1
+    while status(engine, "second") is RequestStatus.SWAPPING_OUT:
+        engine.step()
+    assert status(engine, "second") is RequestStatus.WAITING
+    engine.run()
+    assert engine.tokens["second"] == expected_tokens(prompt(2, 8), 18)
+    assert engine.transfers.totals[TransferKind.SWAP_OUT].num_failed == 1
+    engine.assert_idle()
+
+
+def test_a_failed_load_is_not_tried_again_by_that_request() -> None:
+    engine = pressed()
+    while status(engine, "second") is not RequestStatus.SWAPPING_IN:
+        engine.step()
+    engine.link.fail_next = 1
+    engine.run()
+    assert engine.tokens["second"] == expected_tokens(prompt(2, 8), 18)
+    request_loads = engine.transfers.totals[TransferKind.SWAP_IN]
+    assert request_loads.num_failed == 1
+    engine.assert_idle()
+
+
+def test_without_room_on_host_a_victim_recomputes() -> None:
+    engine = SmallEngine(num_blocks=8, host_blocks=1)
+    for number in range(3):
+        engine.add(f"r{number}", prompt(number, 8), max_tokens=18)
+    engine.run()
+    assert engine.scheduler.totals.preemptions["recompute/pressure"] > 0
+    for number in range(3):
+        assert engine.tokens[f"r{number}"] == expected_tokens(prompt(number, 8), 18)
+    engine.assert_idle()
+
+
+def test_swap_works_without_names() -> None:
+    engine = pressed(prefix_caching=False)
+    engine.run()
+    for number, name in ((1, "first"), (2, "second")):
+        assert engine.tokens[name] == expected_tokens(prompt(number, 8), 18)
+    assert swap_in_count(engine) > 0
+
+
+def test_who_waits_for_a_copy_that_hangs_computes_instead() -> None:
+    engine = SmallEngine(num_blocks=8, host_blocks=16, write="through")
+    engine.add("a", prompt(1, 13), max_tokens=2)
+    engine.run()
+    for name, _ in tuple(engine.tiers.device.named_blocks()):
+        engine.tiers.device.forget(name)
+    engine.add("again", [*prompt(1, 13), *engine.tokens["a"]], max_tokens=3)
+    engine.step()
+    assert status(engine, "again") is RequestStatus.SWAPPING_IN
+    engine.link.hold()
+    for _ in range(int(LOAD_PATIENCE_S) + 5):
+        if "again" not in engine.finished:
+            engine.step()
+    assert engine.tokens["again"] == expected_tokens([*prompt(1, 13), *engine.tokens["a"]], 3)
+    assert engine.core.stats().tiers["device"].blocks_copying > 0, "the hung copy keeps its block"
+    engine.add("third", prompt(1, 12), max_tokens=1)
+    engine.step()
+    assert engine.tokens["third"] == expected_tokens(prompt(1, 12), 1), "nor does anybody else wait for it"
+    engine.link.release()
+    engine.run()
+    engine.assert_idle()
+
+
+def test_a_second_request_for_what_is_being_loaded_waits_for_it() -> None:
+    engine = SmallEngine(num_blocks=16, host_blocks=16, write="through")
+    engine.add("a", prompt(1, 13), max_tokens=2)
+    engine.run()
+    for name, _ in tuple(engine.tiers.device.named_blocks()):
+        engine.tiers.device.forget(name)
+    for name in ("b", "c"):
+        engine.add(name, prompt(1, 14), max_tokens=2)
+    engine.run()
+    assert engine.tokens["b"] == engine.tokens["c"] == expected_tokens(prompt(1, 14), 2)
+    assert swap_in_count(engine) == 3, "each block crossed once"
+    assert (engine.cached["b"], engine.cached["c"]) == (12, 12)
+    assert engine.scheduler.totals.hit_tokens[Tier.HOST] == 12
+    assert engine.scheduler.totals.hit_tokens[Tier.DEVICE] == 12
+
+
+def test_swapped_requests_come_before_waiting_ones_of_their_class_only() -> None:
+    engine = pressed(max_num_seqs=2)
+    engine.add("later", prompt(3, 8), max_tokens=2)
+    engine.add("urgent", prompt(4, 8), max_tokens=2, priority=-1)
+    while not engine.tokens["later"]:
+        engine.step()
+        if not engine.tokens["urgent"]:
+            assert status(engine, "second") in (RequestStatus.SWAPPING_OUT, RequestStatus.SWAPPED)
+    assert "urgent" in engine.finished
+    assert status(engine, "second") in (RequestStatus.SWAPPING_IN, RequestStatus.RUNNING)
+
+
+def test_preemptions_by_swap_are_bounded_too() -> None:
+    engine = SmallEngine(num_blocks=12, host_blocks=200, max_num_seqs=8)
+    for number in range(24):
+        engine.add(f"r{number}", prompt(number, 6), max_tokens=40)
+    most = 0
+    while engine.scheduler.has_work():
+        engine.step()
+        most = max([most, *(request.num_given_way for request in engine.scheduler.queues)])
+    assert 0 < most <= MAX_PREEMPTIONS
+    assert engine.scheduler.totals.preemptions["swap/pressure"] > 0
+    for number in range(24):
+        assert engine.tokens[f"r{number}"] == expected_tokens(prompt(number, 6), 40)
+    engine.run()
+    engine.assert_idle()
+
+
+def test_a_slow_reader_goes_first_and_comes_back_when_it_reads() -> None:
+    engine = SmallEngine(num_blocks=8, host_blocks=16)
+    engine.add("slow", prompt(1, 8), max_tokens=18)
+    engine.add("quick", prompt(2, 8), max_tokens=18)
+    for _ in range(3):
+        engine.step()
+    engine.core.pause("slow")
+    while "quick" not in engine.finished:
+        engine.step()
+    assert engine.scheduler.totals.preemptions == {"swap/slow_reader": 1}
+    assert status(engine, "slow") is RequestStatus.SWAPPED
+    engine.core.resume("slow")
+    engine.run()
+    assert engine.tokens["slow"] == expected_tokens(prompt(1, 8), 18)
+    assert engine.scheduler.totals.recomputed_tokens == 0
