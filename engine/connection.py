@@ -35,7 +35,7 @@ class EngineConnection:
         self._inbox: queue.Queue[EngineCommand | None] = queue.Queue(INBOX_BOUND)
         self._outbox: queue.Queue[EngineEvent | None] = queue.Queue(OUTBOX_BOUND)
         self._closed = threading.Event()
-        self._awake = threading.Event()
+        self._has_wake = threading.Event()  # a None is in the inbox, or about to be
         self._reader = threading.Thread(target=self._read, name="engine-read", daemon=True)
         self._writer = threading.Thread(target=self._write, name="engine-write", daemon=True)
         self._reader.start()
@@ -52,14 +52,15 @@ class EngineConnection:
 
     def poll(self) -> list[EngineCommand]:
         """The commands that have arrived, without waiting."""
-        self._awake.clear()
         commands: list[EngineCommand] = []
         while len(commands) < INBOX_BOUND:
             try:
                 command = self._inbox.get_nowait()
             except queue.Empty:
                 break
-            if command is not None:
+            if command is None:
+                self._has_wake.clear()
+            else:
                 commands.append(command)
         return commands
 
@@ -71,15 +72,21 @@ class EngineConnection:
         try:
             first = self._inbox.get(timeout=timeout_s)
         except queue.Empty:
-            first = None
-        return self.poll() if first is None else [first, *self.poll()]
+            return []
+        if first is None:
+            self._has_wake.clear()
+            return self.poll()
+        return [first, *self.poll()]
 
     def wake(self) -> None:
         """Let ``wait`` return, now or when it is next called. From any thread; never blocks."""
-        if not self._awake.is_set():
-            self._awake.set()
-            with contextlib.suppress(queue.Full):  # then there is enough in it to wake anybody
-                self._inbox.put_nowait(None)
+        if self._has_wake.is_set():
+            return  # whoever takes it from the inbox looks at the copies after that
+        self._has_wake.set()
+        try:
+            self._inbox.put_nowait(None)
+        except queue.Full:  # then there is enough in it to wake anybody
+            self._has_wake.clear()
 
     def send(self, event: EngineEvent) -> None:
         """Queue an event; waits while the outbox is full and the gateway alive."""

@@ -95,7 +95,8 @@ class EngineCore:
 
     def can_step(self) -> bool:
         """Whether to step on at once. If not, wait for a command, or for a copy to end, and then step."""
-        return self._scheduler.has_work() and not self._is_stalled
+        is_busy = self._scheduler.has_work() and not self._is_stalled
+        return is_busy or self._transfers.has_results
 
     @property
     def patience_s(self) -> float | None:

@@ -69,7 +69,8 @@ class Request:
 
     ``num_given_way`` counts the preemptions in favour of another request, not those because its client
     did not read. ``num_known_tokens`` is how many tokens had their KV computed, or found, at best: what of
-    them has to be computed again is recomputation. ``may_load`` is False once a load has failed it.
+    them has to be computed again is recomputation. ``may_load`` is False once a load has failed it, until it
+    is swapped out anew; ``waits_since`` is when it began to wait for copies to host, or for another's loads.
     """
 
     __slots__ = (
@@ -92,6 +93,7 @@ class Request:
         "request_id",
         "sampling",
         "status",
+        "waits_since",
     )
 
     def __init__(self, message: AddRequest, *, arrival_index: int, namer: BlockNamer, max_len: int) -> None:
@@ -111,6 +113,7 @@ class Request:
         self.num_given_way = 0
         self.num_known_tokens = 0
         self.may_load = True
+        self.waits_since: float | None = None
         self.is_counted = False
         self.block_names: list[BlockHash] = []
         self._namer = namer

@@ -8,8 +8,8 @@ Progress: a request is preempted only for one before it in line, or because its 
 is admitted only with room for all its known tokens. After ``MAX_PREEMPTIONS`` for others it comes back
 with blocks for its whole length, and then loses them only if its client does not read. A paused
 request takes no place in a step; the blocks it holds are the first to go. Nobody waits for a copy: who
-needs blocks that are being copied out, or KV that is being copied in, sits out the step; and if no copy ends
-for ``LOAD_PATIENCE_S`` (a disk that hangs), those that wait for one compute instead.
+needs blocks that are being copied out, or KV that is being copied in, sits out the step; who
+gets no further so for ``LOAD_PATIENCE_S`` (a disk that hangs) computes instead.
 """
 
 from __future__ import annotations
@@ -63,8 +63,6 @@ class Scheduler:
         self._num_paused = 0
         self._num_arrivals = 0
         self._now = 0.0
-        self._copies_moved_at = 0.0
-        self._copies_moved = False
 
     # ---- what the outside asks for -------------------------------------------------------------
 
@@ -263,9 +261,14 @@ class Scheduler:
             self._lose_blocks(request)
             return
         request.move(RequestEvent.SWAP_OUT)
+        request.may_load, request.waits_since = True, self._now
         self.queues.park(request)
         if self._blocks.swap_out_done(request.request_id):
-            request.move(RequestEvent.SWAPPED)
+            self._end_swap_out(request)
+
+    def _end_swap_out(self, request: Request) -> None:
+        request.move(RequestEvent.SWAPPED)
+        request.waits_since = None
 
     def _lose_blocks(self, request: Request) -> None:
         """Its tokens are all it keeps."""
@@ -277,7 +280,6 @@ class Scheduler:
     def _try_admit(self, request: Request) -> Refusal | None:
         """Give a queued request its blocks, taking them from slow readers if that is what it takes."""
         whole = self._has_whole_length(request)
-        request.may_load = request.may_load and not self._copies_hang
         names = self._names(request, request.num_tokens)
         while True:
             admission = self._blocks.try_admit(
@@ -291,10 +293,21 @@ class Scheduler:
             if isinstance(admission, Admission):
                 self._start(request, admission)
                 return None
+            if admission is Refusal.PENDING:
+                if self._is_patient(request):
+                    return admission
+                request.may_load = False
+                continue
             slow_reader = self._last_paused()
-            if admission is Refusal.PENDING or slow_reader is None or self._blocks.num_leaving():
+            if slow_reader is None or self._blocks.num_leaving():
                 return admission
             self.preempt(slow_reader)
+
+    def _is_patient(self, request: Request) -> bool:
+        """Whether the request may go on waiting for what is being loaded for another."""
+        if request.waits_since is None:
+            request.waits_since = self._now
+        return self._now - request.waits_since <= LOAD_PATIENCE_S
 
     def _headroom(self, request: Request) -> int:
         """Blocks to leave for those that run: none if alone; one each after a preemption."""
@@ -305,6 +318,7 @@ class Scheduler:
 
     def _start(self, request: Request, admission: Admission) -> None:
         request.num_computed_tokens = admission.num_cached_tokens
+        request.waits_since = None
         if not admission.restoring:
             request.move(RequestEvent.ADMIT)
             self.queues.run(request)
@@ -317,13 +331,11 @@ class Scheduler:
 
     def complete(self, results: Iterable[TransferResult]) -> None:
         """Take in how copies ended: who is swapped out now, and who lost what a copy failed to bring."""
-        results = tuple(results)
-        self._copies_moved |= bool(results)
         for request_id, event in self._blocks.complete(results):
             request = self.queues.get(request_id)
             assert request is not None
             if event is SequenceEvent.SWAPPED_OUT:
-                request.move(RequestEvent.SWAPPED)
+                self._end_swap_out(request)
                 continue
             request.may_load = event is not SequenceEvent.RESTORE_FAILED and request.may_load
             self._lose_blocks(request)
@@ -342,18 +354,16 @@ class Scheduler:
                 self.queues.run(request)
         self._lose_patience()
 
-    @property
-    def _copies_hang(self) -> bool:
-        return self._now - self._copies_moved_at > LOAD_PATIENCE_S
-
     def _lose_patience(self) -> None:
         """Let nobody wait for copies that have stopped. What is under a copy stays pinned until it ends."""
-        if self._copies_moved or not self._blocks.tiers.num_moves:
-            self._copies_moved, self._copies_moved_at = False, self._now
-        if not self._copies_hang:
-            return
-        for request in tuple(self.queues.restoring.values()):
-            if self._blocks.restore_of(request.request_id).moves:
+        for request in (*self.queues.restoring.values(), *self.queues.parked.values()):
+            if request.status is RequestStatus.SWAPPING_OUT:
+                waits_since = request.waits_since
+            elif request.request_id in self.queues.restoring:
+                waits_since = self._blocks.restore_of(request.request_id).waits_since
+            else:
+                continue
+            if waits_since is not None and self._now - waits_since > LOAD_PATIENCE_S:
                 request.may_load = False
                 self._lose_blocks(request)
 

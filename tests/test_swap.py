@@ -145,8 +145,7 @@ def test_who_waits_for_a_copy_that_hangs_computes_instead() -> None:
     engine = SmallEngine(num_blocks=8, host_blocks=16, write="through")
     engine.add("a", prompt(1, 13), max_tokens=2)
     engine.run()
-    for name, _ in tuple(engine.tiers.device.named_blocks()):
-        engine.tiers.device.forget(name)
+    forget_device(engine)
     engine.add("again", [*prompt(1, 13), *engine.tokens["a"]], max_tokens=3)
     engine.step()
     assert status(engine, "again") is RequestStatus.SWAPPING_IN
@@ -168,8 +167,7 @@ def test_a_second_request_for_what_is_being_loaded_waits_for_it() -> None:
     engine = SmallEngine(num_blocks=16, host_blocks=16, write="through")
     engine.add("a", prompt(1, 13), max_tokens=2)
     engine.run()
-    for name, _ in tuple(engine.tiers.device.named_blocks()):
-        engine.tiers.device.forget(name)
+    forget_device(engine)
     for name in ("b", "c"):
         engine.add(name, prompt(1, 14), max_tokens=2)
     engine.run()
@@ -223,3 +221,115 @@ def test_a_slow_reader_goes_first_and_comes_back_when_it_reads() -> None:
     engine.run()
     assert engine.tokens["slow"] == expected_tokens(prompt(1, 8), 18)
     assert engine.scheduler.totals.recomputed_tokens == 0
+
+
+def test_called_off_loads_are_reported_without_anybody_to_wake_the_engine() -> None:
+    """Nothing is under way then, so no copy thread will."""
+    engine = SmallEngine(num_blocks=8, host_blocks=16, write="through")
+    engine.add("a", prompt(1, 13), max_tokens=2)
+    engine.run()
+    forget_device(engine)
+    engine.add("again", prompt(1, 14), max_tokens=3)
+    engine.step()
+    (move, *_) = engine.blocks.restore_of("again").moves.values()
+    engine.link._random.seed(1)
+    while not engine.transfers.has_results:
+        engine.transfers.cancel([move])
+    engine.core._is_stalled = True
+    assert engine.core.can_step()
+
+
+def test_a_swapped_sequence_never_takes_anothers_block_for_its_unfinished_one() -> None:
+    """Its last block is full by name once the next token is known, but the token is not computed yet.
+
+    ``SmallEngine`` asserts that no named block is written.
+    """
+    for steps in range(1, 14):
+        engine = SmallEngine(num_blocks=16, host_blocks=16)
+        for name in ("a", "b"):
+            engine.add(name, [1, 2, 3, 4, 5], max_tokens=12)
+        for _ in range(steps):
+            engine.step()
+        request = engine.scheduler.queues.running.get("a")
+        if request is None:
+            break
+        engine.scheduler.preempt(request)
+        engine.link.hold()
+        engine.step()
+        engine.step()
+        engine.link.release()
+        engine.run()
+        assert engine.tokens["a"] == expected_tokens([1, 2, 3, 4, 5], 12)
+    assert steps > 8
+
+
+def test_what_was_not_finite_is_found_nowhere_even_if_it_was_being_copied() -> None:
+    for disk_blocks in (0, 64):
+        engine = SmallEngine(num_blocks=16, host_blocks=32, disk_blocks=disk_blocks, write="through",
+                             max_num_batched_tokens=8)  # fmt: skip
+        mover = engine.disk if disk_blocks else engine.link
+        mover.hold()
+        engine.executor.broken.add("bad")
+        engine.add("bad", prompt(3, 17))
+        while "bad" not in engine.finished:
+            engine.step()
+        mover.release()
+        engine.run()
+        engine.add("next", prompt(3, 17))
+        engine.run()
+        assert engine.cached["next"] == 0
+        engine.assert_idle()
+
+
+@pytest.mark.parametrize(("device", "host"), [(64, 16), (64, 64), (40, 60), (32, 128)])
+def test_closing_saves_all_that_only_memory_has(device: int, host: int) -> None:
+    engine = SmallEngine(num_blocks=device, host_blocks=host, disk_blocks=512)
+    for number in range((device + host) // 5 * 2):
+        engine.add(f"r{number}", prompt(number * 3, 17), max_tokens=3)
+        engine.run()
+    held = {name for tier, pool in engine.tiers.pools() for name, _ in pool.named_blocks()}
+    engine.core.close(1000.0)
+    assert engine.tiers.disk is not None
+    saved = {name for name, _ in engine.tiers.disk.named_blocks()}
+    assert held <= saved
+
+
+def test_a_hung_disk_holds_up_nobody_while_other_copies_go_on() -> None:
+    engine = SmallEngine(num_blocks=24, host_blocks=2000, disk_blocks=4000, write="through")
+    engine.add("a", prompt(1, 13), max_tokens=2)
+    engine.run()
+    forget_device(engine)
+    assert engine.tiers.host is not None
+    for name, _ in tuple(engine.tiers.host.named_blocks()):
+        engine.tiers.host.forget(name)
+    engine.disk.hold()
+    engine.add("again", prompt(1, 14), max_tokens=3)
+    for number in range(60):
+        if number % 2 == 0:
+            engine.add(f"x{number}", prompt(100 + number, 9), max_tokens=1)
+        engine.step()
+    assert engine.tokens["again"] == expected_tokens(prompt(1, 14), 3)
+
+
+def test_after_a_failed_load_a_new_swap_is_loaded_again() -> None:
+    engine = SmallEngine(num_blocks=16, host_blocks=16, prefix_caching=False)
+    engine.add("a", prompt(1, 8), max_tokens=40)
+    for fails in (True, False):
+        for _ in range(4):
+            engine.step()
+        request = engine.scheduler.queues.running["a"]
+        engine.scheduler.preempt(request)
+        while request.status is not RequestStatus.SWAPPING_IN:
+            engine.step()
+        engine.link.fail_next = int(fails)
+        while request.status is not RequestStatus.RUNNING:
+            engine.step()
+    assert swap_in_count(engine) > 2
+    engine.run()
+    assert engine.tokens["a"] == expected_tokens(prompt(1, 8), 40)
+
+
+def forget_device(engine: SmallEngine) -> None:
+    """Evict all that the device has cached."""
+    for name, _ in tuple(engine.tiers.device.named_blocks()):
+        engine.tiers.device.forget(name)

@@ -210,10 +210,13 @@ class BlockPool:
                 self._retire(block, deepest)
 
     def forget(self, name: BlockHash) -> None:
-        """Let nobody find this name's content, which is not to be trusted.
+        """Let nobody find this name's content, which is not to be trusted, nor what a copy is bringing of it.
 
         Those who refer to the block keep it, nameless; it is freed with their last reference.
         """
+        arriving = self._arriving.pop(name, None)
+        if arriving is not None:
+            del self._label[arriving]
         block = self._index.get(name)
         if block is None:
             return

@@ -114,24 +114,31 @@ class Loads:
         if tables.get(load.sequence_id) is not load.table or load.restore.failed:
             return
         del load.restore.moves[load.index]
+        load.restore.progress_at = self._device.now
         if ended.outcome is TransferOutcome.CANCELLED:
             return
         if not ended.ok:
             load.restore.failed = True
             yield load.sequence_id, SequenceEvent.RESTORE_FAILED
         elif ended.job.kind is TransferKind.PROMOTE:
-            self._lift(load, Source(Tier.HOST, ended.holder, ended.job.label))
+            yield from self._lift(load, ended.holder)
         else:
             if ended.holder != ended.job.target:
                 self._take_over(load, ended.holder)
             load.restore.origin[load.index] = load.origin
 
-    def _lift(self, load: _Load, staged: Source) -> None:
+    def _lift(self, load: _Load, slot: BlockId) -> Iterator[tuple[str, SequenceEvent]]:
         """Second stage of a load from disk, unless the content was computed on the device meanwhile."""
-        assert staged.label is not None
-        named = self._device.lookup(staged.label.name)
+        host = self._tiers.host
+        assert host is not None
+        label = host.label_of(slot)
+        if label is None:  # it was forgotten on its way
+            load.restore.failed = True
+            yield load.sequence_id, SequenceEvent.RESTORE_FAILED
+            return
+        named = self._device.lookup(label.name)
         if named is None:
-            self._begin_load(load, staged)
+            self._begin_load(load, Source(Tier.HOST, slot, label))
         else:
             self._take_over(load, named)
             load.restore.origin[load.index] = load.origin

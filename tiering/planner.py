@@ -79,9 +79,12 @@ class RestorePlanner:
         host = self._tiers.host
         assert host is not None
         sources: list[Source] = []
+        num_full = (
+            parked.num_tokens // self._block_size
+        )  # the last block may be full by name, but not by content
         for index, slot in enumerate(parked.slots):
             label = host.label_of(slot)
-            name = names[index] if index < len(names) else None
+            name = names[index] if index < min(num_full, len(names)) else None
             block = None if name is None else self._tiers.device.lookup(name)
             if block is not None:
                 sources.append(Source(Tier.DEVICE, block, self._tiers.device.label_of(block)))

@@ -16,7 +16,7 @@ class Restore:
 
     ``moves`` maps the index of each block that is coming to the move under way for it. ``origin`` says
     from which tier the blocks that arrived came. ``predicted_s``: how long loading all of it was expected to
-    take, None if nobody knew.
+    take, None if nobody knew. ``progress_at``: when it last got further, in seconds on the engine's clock.
     """
 
     __slots__ = (
@@ -30,6 +30,7 @@ class Restore:
         "origin",
         "overlaps",
         "predicted_s",
+        "progress_at",
     )
 
     def __init__(
@@ -48,10 +49,16 @@ class Restore:
         self.block_size = block_size
         self.overlaps = overlaps
         self.begun_at = begun_at
+        self.progress_at = begun_at
         self.predicted_s = predicted_s
         self.failed = False
         self.moves: dict[int, TransferId] = {}
         self.origin: dict[int, Tier] = {}
+
+    @property
+    def waits_since(self) -> float | None:
+        """Since when nothing has arrived; None if nothing is coming."""
+        return self.progress_at if self.moves else None
 
     def front(self, num_computed_tokens: int) -> int:
         """Position up to which everything is there: what was computed, and what arrived next to it."""

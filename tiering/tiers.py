@@ -25,6 +25,7 @@ from tiering.types import (
 
 _CLEAN_SHARE = 0.25  # of a pool is kept free or clean, and at least room for the longest sequence
 _MAX_BACKGROUND_MOVES = 64
+_BELOW = {Tier.DEVICE: TransferKind.SWAP_OUT, Tier.HOST: TransferKind.DEMOTE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,11 +194,18 @@ class Tiers:
                 self._clean(tier)
 
     def flush(self) -> None:
-        """Begin to copy down what only one tier has, worth most first, as many as may move at once."""
-        for tier in self._writes:
-            room = _MAX_BACKGROUND_MOVES - len(self._background)
-            for block in self._pools[tier].last_dirty(max(0, room)):
+        """Begin to copy down what only one tier has, worth most first, as many as may move at once.
+
+        The lowest tier first, and into the next only what pushes out nothing that is dirty there.
+        """
+        for tier in reversed(self._writes):
+            below = self._pools[_BELOW[tier].target]
+            room = min(_MAX_BACKGROUND_MOVES - len(self._background), below.num_losslessly_available())
+            dirty = self._pools[tier].last_dirty(max(0, room))
+            for block in dirty:
                 self._store_down(tier, block)
+            if dirty:
+                return
 
     def _clean(self, tier: Tier) -> None:
         pool = self._pools[tier]
@@ -216,7 +224,7 @@ class Tiers:
         A block is tried once until its next hit: with a small tier below, two blocks would else push each
         other out of it for ever.
         """
-        kind = TransferKind.SWAP_OUT if tier is Tier.DEVICE else TransferKind.DEMOTE
+        kind = _BELOW[tier]
         below, label = self._pools[kind.target], self._pools[tier].label_of(block)
         if label is None or len(self._background) >= _MAX_BACKGROUND_MOVES:
             return

@@ -96,6 +96,11 @@ class TransferEngine:
         """Moves that have not been reported yet."""
         return len(self._submitted_at) + len(self._ended)
 
+    @property
+    def has_results(self) -> bool:
+        """Whether ``poll`` has something to report already, that nobody will call attention to."""
+        return bool(self._ended)
+
     def submit(self, jobs: Iterable[TransferJob]) -> None:
         """Queue moves and begin what may begin. Returns at once."""
         now = self._clock()

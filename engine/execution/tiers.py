@@ -85,6 +85,7 @@ class _Builder:
         self._pool = loaded.pool
         self._layout = loaded.layout
         self._fingerprint = loaded.fingerprint
+        self._info = loaded.info
         self._wake = wake
         self._max_sequence_blocks = -(-loaded.info.max_model_len // loaded.layout.block_size)
         self._costs = CostModel(
@@ -153,20 +154,23 @@ class _Builder:
         return self._config.host_kv
 
     def _host_memory(self, size: MemorySize) -> HostPool:
-        memory = device_memory(torch.device("cpu"))
-        untouched = (
-            0 if self._pool.is_cuda else self._pool.nbytes
-        )  # the device pool's pages are not taken yet
-        wanted = size.resolve(memory.total)
-        if wanted > memory.available - untouched:
+        wanted = size.resolve(device_memory(torch.device("cpu")).total)
+        available = self._available_bytes()
+        if wanted > available:
             raise ConfigError(
-                f"--host-kv asks for {wanted / 2**30:.2f} GiB, but beside the device pool only"
-                f" {max(0, memory.available - untouched) / 2**30:.2f} GiB are available."
+                f"--host-kv asks for {wanted / 2**30:.2f} GiB, but beside the model and the device pool only"
+                f" {max(0, available) / 2**30:.2f} GiB are available."
             )
         num_blocks = self._layout.num_blocks(wanted)
         if num_blocks < 1:
             raise ConfigError(f"--host-kv is too small: a block takes {self._layout.block_bytes} bytes.")
         return HostPool(num_blocks, self._layout.block_bytes, self._wake, self._register())
+
+    def _available_bytes(self) -> int:
+        """RAM left for the tier. On a CPU weights and pool are in it too, maybe not with all pages yet."""
+        if self._pool.is_cuda:
+            return device_memory(torch.device("cpu")).available
+        return self._info.memory_available_bytes - self._info.weight_bytes - self._info.kv_bytes
 
     def _register(self) -> Callable[[int, int], None] | None:
         if not self._pool.is_cuda:

@@ -8,6 +8,7 @@ from typing import Final
 import torch
 import torch.nn.functional as F
 
+_UNCUT: Final = 32768  # elements that torch never divides between threads (its grain size)
 DETERMINISTIC_ROW_TILE: Final = 16  # the fastest at batch 1 to 16 that keeps most of the prefill's speed
 
 
@@ -45,7 +46,15 @@ class RMSNorm:
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps).to(self.dtype)
 
 
-def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """SwiGLU of a fused projection: ``[T, 2 * F]`` to ``[T, F]``, the gate in the first half."""
+def silu_and_mul(gate_up: torch.Tensor, *, by_row: bool = False) -> torch.Tensor:
+    """SwiGLU of a fused projection: ``[T, 2 * F]`` to ``[T, F]``, the gate in the first half.
+
+    With ``by_row`` a row's result depends on the row alone. Else it may not: torch cuts a large input into a
+    piece a thread wherever that falls, and rounds the exponentials at a cut in another way.
+    """
+    num_gates = gate_up.shape[-1] // 2
+    if by_row and gate_up.shape[0] * num_gates > _UNCUT:
+        rows = max(1, _UNCUT // num_gates)
+        return torch.cat([silu_and_mul(part) for part in gate_up.split(rows)])
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)

@@ -41,7 +41,9 @@ class DecoderLayer:
         """``hidden`` ``[T, H]`` float32 after attention and MLP, each with its residual."""
         attended = attention.forward(index, self.qkv(self.input_norm(hidden)))
         hidden = hidden + self.output(attended)
-        return hidden + self.down(silu_and_mul(self.gate_up(self.post_attention_norm(hidden))))
+        gate_up = self.gate_up(self.post_attention_norm(hidden))
+        activated = silu_and_mul(gate_up, by_row=self.gate_up.row_tile is not None)
+        return hidden + self.down(activated)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,14 +45,35 @@ def test_a_product_depends_on_its_row_alone(dtype: torch.dtype, shape: tuple[int
         assert torch.equal(linear(rows[order]), expected[order])
 
 
+def by_row(rows: torch.Tensor) -> torch.Tensor:
+    return silu_and_mul(rows, by_row=True)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_norms_and_activations_depend_on_their_row_alone(dtype: torch.dtype) -> None:
     norm = RMSNorm(torch.randn(576), 1e-5, dtype)
-    for operation, rows in ((norm, torch.randn(83, 576)), (silu_and_mul, torch.randn(83, 3072).to(dtype))):
+    for operation, rows in ((norm, torch.randn(83, 576)), (by_row, torch.randn(83, 3072).to(dtype))):
         expected = operation(rows.clone())
         for sizes in SPLITS:
             found = torch.cat([operation(part.contiguous()) for part in parts(rows.clone(), sizes)])
             assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1376, 1536, 11008, 33000])
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+def test_activations_do_not_depend_on_where_threads_meet(
+    dtype: torch.dtype, width: int, threads: int
+) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        rows = torch.randn(83, 2 * width, generator=torch.Generator().manual_seed(0)).to(dtype)
+        alone = torch.cat([silu_and_mul(row.clone(), by_row=True) for row in rows.split(1)])
+        for count in (2, 7, 16, 83):
+            assert torch.equal(silu_and_mul(rows[:count].clone(), by_row=True), alone[:count])
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_no_rows_are_no_trouble() -> None:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from engine.core import EngineCore, Executor
 from engine.messages import AddRequest, FinishReason, SamplingParams, StepReport
+from engine.schedule import SchedulerOutput, StepOutput
 from engine.scheduler import Scheduler, SchedulerConfig
 from tests.support.fake_kv import VOCAB_SIZE, FakeKvExecutor, FakeMemory
 from tiering.block_manager import BlockManager
@@ -20,7 +21,7 @@ from tiering.movers.base import FakeMover, Mischief
 from tiering.policies.registry import eviction_factory, restore_factory, write_factory
 from tiering.tiers import Tiers
 from tiering.transfers import TransferEngine
-from tiering.types import BlockId, BlockLabel, Tier, TransferJob, TransferKind, TransferOutcome
+from tiering.types import BlockId, BlockLabel, BlockState, Tier, TransferJob, TransferKind, TransferOutcome
 
 
 class Backend(Protocol):
@@ -45,6 +46,27 @@ class FakeBackend(FakeMemory):
     def __init__(self, block_size: int, num_blocks: dict[Tier, int]) -> None:
         super().__init__(block_size, num_blocks)
         self.executor = FakeKvExecutor(self)
+
+
+class _Watched:
+    """An executor, and what no plan may ask of it: to write where others read, or a copy reads or writes."""
+
+    def __init__(self, executor: Executor, tiers: Tiers, block_size: int) -> None:
+        self._executor = executor
+        self._device = tiers.device
+        self._block_size = block_size
+
+    def execute(self, plan: SchedulerOutput) -> StepOutput:
+        for chunk in plan.chunks:
+            stop = chunk.start + len(chunk.token_ids)
+            for index in range(chunk.start // self._block_size, -(-stop // self._block_size)):
+                block = BlockId(chunk.block_table[index])
+                assert self._device.label_of(block) is None, "a named block is written"
+                assert self._device.state(block) is BlockState.FILLING, "a block under a copy is written"
+            for index in range(chunk.start // self._block_size):
+                block = BlockId(chunk.block_table[index])
+                assert not self._device.is_being_filled(block), "a block is read that has not arrived"
+        return self._executor.execute(plan)
 
 
 class SmallEngine:
@@ -117,7 +139,7 @@ class SmallEngine:
             self.scheduler,
             self.blocks,
             self.transfers,
-            self.backend.executor,
+            _Watched(self.backend.executor, self.tiers, block_size),
             max_model_len=window,
             vocab_size=self.backend.vocab_size,
             clock=self._clock,

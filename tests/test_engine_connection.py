@@ -1,0 +1,89 @@
+"""The step thread's one place to wait: commands and wakes, none lost, whatever the threads' timing."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from engine.connection import EngineConnection
+
+
+@contextmanager
+def connection() -> Iterator[EngineConnection]:
+    ours, theirs = socket.socketpair()
+    opened = EngineConnection(ours, epoch=1)
+    try:
+        yield opened
+    finally:
+        theirs.close()
+        opened.close(timeout_s=1.0)
+
+
+def waits_for_ever(opened: EngineConnection) -> bool:
+    waiter = threading.Thread(target=opened.wait, daemon=True)
+    waiter.start()
+    waiter.join(0.5)
+    stuck = waiter.is_alive()
+    opened.wake()
+    waiter.join(5)
+    return stuck
+
+
+def test_a_wake_before_the_wait_counts() -> None:
+    with connection() as opened:
+        opened.wake()
+        assert not waits_for_ever(opened)
+
+
+def test_many_wakes_are_one() -> None:
+    with connection() as opened:
+        for _ in range(10_000):
+            opened.wake()
+        assert opened.wait() == []
+        assert opened.wait(timeout_s=0.01) == []
+
+
+def test_a_wake_that_arrives_while_the_inbox_is_emptied_is_not_the_last() -> None:
+    with connection() as opened:
+        take, woken = opened._inbox.get_nowait, []
+
+        def take_after_a_wake() -> object:
+            if not woken:
+                woken.append(True)
+                other = threading.Thread(target=opened.wake)
+                other.start()
+                other.join()
+            return take()
+
+        opened._inbox.get_nowait = take_after_a_wake  # type: ignore[method-assign, assignment]
+        opened.poll()
+        opened.wake()
+        assert not waits_for_ever(opened)
+
+
+def test_no_wake_is_lost_between_threads_that_race() -> None:
+    with connection() as opened:
+        produced = consumed = 0
+        lock = threading.Lock()
+        rounds = 3000
+
+        def produce() -> None:
+            nonlocal produced
+            for _ in range(rounds):
+                with lock:
+                    produced += 1
+                opened.wake()
+
+        workers = [threading.Thread(target=produce) for _ in range(2)]
+        for worker in workers:
+            worker.start()
+        while consumed < 2 * rounds:
+            before = consumed
+            opened.poll()
+            opened.wait(timeout_s=5.0)
+            consumed = produced
+            assert consumed > before or consumed == 2 * rounds, "waited in vain"
+        for worker in workers:
+            worker.join()
