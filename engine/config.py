@@ -104,6 +104,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     restore: str = "adaptive"
     kv_checksums: bool = False
     deterministic: bool = False
+    is_probe: bool = False  # started to look only: nothing that outlives the process is changed
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
     seed: int = 0

@@ -109,6 +109,7 @@ class EngineCore:
         None if all that there is to do waits for copies, and there is nothing else to tell.
         """
         started = self._clock()
+        self._blocks.tiers.set_time(started)
         self._take_in_copies()
         plan = self._scheduler.schedule(started)
         self._order_copies()
@@ -158,6 +159,8 @@ class EngineCore:
 
     def _order_copies(self) -> None:
         orders = self._blocks.tiers.take_orders()
+        if orders.erase:
+            self._transfers.erase(orders.erase)
         if orders.submit:
             self._transfers.submit(orders.submit)
         if orders.cancel:

@@ -41,6 +41,7 @@ class RequestEvent(enum.Enum):
     PREEMPT = "lose its blocks"
     SWAP_OUT = "be swapped out"
     SWAPPED = "end its swap-out"
+    GO_BACK = "go back to its host slots"
     FINISH = "finish"
 
 
@@ -58,7 +59,9 @@ TRANSITIONS: dict[tuple[RequestStatus, RequestEvent], RequestStatus] = {
     (_S.SWAPPED, _E.OVERLAP): _S.RESTORING,
     (_S.SWAPPING_IN, _E.RESTORED): _S.RUNNING,
     (_S.SWAPPING_IN, _E.PREEMPT): _S.WAITING,
+    (_S.SWAPPING_IN, _E.GO_BACK): _S.SWAPPED,
     (_S.RESTORING, _E.RESTORED): _S.RUNNING,
+    (_S.RESTORING, _E.GO_BACK): _S.SWAPPED,
     (_S.RESTORING, _E.PREEMPT): _S.WAITING,
     **{(status, _E.FINISH): _S.FINISHED for status in _S if status is not _S.FINISHED},
 }
@@ -70,7 +73,7 @@ class Request:
     ``num_given_way`` counts the preemptions in favour of another request, not those because its client
     did not read. ``num_known_tokens`` is how many tokens had their KV computed, or found, at best: what of
     them has to be computed again is recomputation. ``may_load`` is False once a load has failed it, until it
-    is swapped out anew; ``waits_since`` is when it began to wait for copies to host, or for another's loads.
+    is swapped out anew.
     """
 
     __slots__ = (
@@ -93,7 +96,6 @@ class Request:
         "request_id",
         "sampling",
         "status",
-        "waits_since",
     )
 
     def __init__(self, message: AddRequest, *, arrival_index: int, namer: BlockNamer, max_len: int) -> None:
@@ -113,7 +115,6 @@ class Request:
         self.num_given_way = 0
         self.num_known_tokens = 0
         self.may_load = True
-        self.waits_since: float | None = None
         self.is_counted = False
         self.block_names: list[BlockHash] = []
         self._namer = namer

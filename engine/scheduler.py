@@ -9,7 +9,7 @@ is admitted only with room for all its known tokens. After ``MAX_PREEMPTIONS`` f
 with blocks for its whole length, and then loses them only if its client does not read. A paused
 request takes no place in a step; the blocks it holds are the first to go. Nobody waits for a copy: who
 needs blocks that are being copied out, or KV that is being copied in, sits out the step; who
-gets no further so for ``LOAD_PATIENCE_S`` (a disk that hangs) computes instead.
+waits for a disk that hangs computes instead.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from tiering.tables import Admission, Refusal, SequenceEvent
 from tiering.types import BlockHash, TransferResult
 
 MAX_PREEMPTIONS = 4
-LOAD_PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +131,7 @@ class Scheduler:
         self._now = now
         self._blocks.tiers.set_time(now)
         self._end_restores()
+        self._lose_patience()
         budget = StepBudget(self._config.max_num_batched_tokens, self._config.max_num_seqs)
         chunks: list[ScheduledChunk] = []
         in_line = self.queues.by_order()
@@ -191,8 +191,9 @@ class Scheduler:
                 chunks.append(self._next_chunk(request, budget, request.num_tokens))
 
     def _num_active(self) -> int:
+        """Requests that may take part in a step; who only waits for loads keeps no place from others."""
         held = (*self.queues.running.values(), *self.queues.restoring.values())
-        return sum(not request.paused for request in held)
+        return sum(not r.paused and r.status is not RequestStatus.SWAPPING_IN for r in held)
 
     def _next_chunk(self, request: Request, budget: StepBudget, limit: int) -> ScheduledChunk:
         start = request.num_computed_tokens
@@ -250,25 +251,29 @@ class Scheduler:
 
     def preempt(self, request: Request) -> None:
         """Take a running or restoring request's device blocks, by swapping it out if that is worth while."""
-        swapped = request.status is RequestStatus.RUNNING and self._blocks.try_begin_swap_out(
-            request.request_id, request.num_computed_tokens
-        )
-        request.num_known_tokens = request.num_computed_tokens
         request.num_preemptions += 1
         request.num_given_way += not request.paused
-        self.totals.count_preemption("swap" if swapped else "recompute", slow_reader=request.paused)
-        if not swapped:
+        event = self._begin_swap_out(request)
+        self.totals.count_preemption("swap" if event else "recompute", slow_reader=request.paused)
+        if event is None:
             self._lose_blocks(request)
             return
-        request.move(RequestEvent.SWAP_OUT)
-        request.may_load, request.waits_since = True, self._now
+        request.move(event)
         self.queues.park(request)
-        if self._blocks.swap_out_done(request.request_id):
-            self._end_swap_out(request)
+        if event is RequestEvent.SWAP_OUT and self._blocks.swap_out_done(request.request_id):
+            request.move(RequestEvent.SWAPPED)
 
-    def _end_swap_out(self, request: Request) -> None:
-        request.move(RequestEvent.SWAPPED)
-        request.waits_since = None
+    def _begin_swap_out(self, request: Request) -> RequestEvent | None:
+        """What keeps the request's KV: copies to host, or those it is being restored from. None: nothing."""
+        if request.status is not RequestStatus.RUNNING:
+            restore = self._blocks.restore_of(request.request_id)
+            request.num_known_tokens = max(request.num_known_tokens, restore.num_tokens)
+            return RequestEvent.GO_BACK if self._blocks.abandon_restore(request.request_id) else None
+        request.num_known_tokens = request.num_computed_tokens
+        if not self._blocks.try_begin_swap_out(request.request_id, request.num_computed_tokens):
+            return None
+        request.may_load = True
+        return RequestEvent.SWAP_OUT
 
     def _lose_blocks(self, request: Request) -> None:
         """Its tokens are all it keeps."""
@@ -294,7 +299,7 @@ class Scheduler:
                 self._start(request, admission)
                 return None
             if admission is Refusal.PENDING:
-                if self._is_patient(request):
+                if not self._blocks.tiers.anything_hangs():
                     return admission
                 request.may_load = False
                 continue
@@ -302,12 +307,6 @@ class Scheduler:
             if slow_reader is None or self._blocks.num_leaving():
                 return admission
             self.preempt(slow_reader)
-
-    def _is_patient(self, request: Request) -> bool:
-        """Whether the request may go on waiting for what is being loaded for another."""
-        if request.waits_since is None:
-            request.waits_since = self._now
-        return self._now - request.waits_since <= LOAD_PATIENCE_S
 
     def _headroom(self, request: Request) -> int:
         """Blocks to leave for those that run: none if alone; one each after a preemption."""
@@ -318,7 +317,6 @@ class Scheduler:
 
     def _start(self, request: Request, admission: Admission) -> None:
         request.num_computed_tokens = admission.num_cached_tokens
-        request.waits_since = None
         if not admission.restoring:
             request.move(RequestEvent.ADMIT)
             self.queues.run(request)
@@ -335,7 +333,7 @@ class Scheduler:
             request = self.queues.get(request_id)
             assert request is not None
             if event is SequenceEvent.SWAPPED_OUT:
-                self._end_swap_out(request)
+                request.move(RequestEvent.SWAPPED)
                 continue
             request.may_load = event is not SequenceEvent.RESTORE_FAILED and request.may_load
             self._lose_blocks(request)
@@ -352,18 +350,11 @@ class Scheduler:
                 self._blocks.end_restore(request.request_id)
                 request.move(RequestEvent.RESTORED)
                 self.queues.run(request)
-        self._lose_patience()
 
     def _lose_patience(self) -> None:
         """Let nobody wait for copies that have stopped. What is under a copy stays pinned until it ends."""
         for request in (*self.queues.restoring.values(), *self.queues.parked.values()):
-            if request.status is RequestStatus.SWAPPING_OUT:
-                waits_since = request.waits_since
-            elif request.request_id in self.queues.restoring:
-                waits_since = self._blocks.restore_of(request.request_id).waits_since
-            else:
-                continue
-            if waits_since is not None and self._now - waits_since > LOAD_PATIENCE_S:
+            if self._blocks.waits_for_hung_copies(request.request_id):
                 request.may_load = False
                 self._lose_blocks(request)
 

@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -65,7 +66,7 @@ async def diagnose(config: EngineConfig) -> Diagnosis:
     """Look at the machine and start an engine with ``config``."""
     machine = _look_at_machine()
     try:
-        client = await EngineClient.start(config)
+        client = await EngineClient.start(msgspec.structs.replace(config, is_probe=True))
     except EngineStartError as error:
         return Diagnosis(machine, (), _machine_warnings(), error)
     info = client.info

@@ -143,13 +143,14 @@ class EngineMachine(RuleBasedStateMachine):
             if names:
                 pool.forget(BlockHash(data.draw(st.sampled_from(names))))
 
-    @rule()
-    def hold_copies(self) -> None:
-        self.engine.link.hold()
+    @rule(disk=st.booleans())
+    def hold_copies(self, disk: bool) -> None:
+        (self.engine.disk if disk else self.engine.link).hold()
 
     @rule()
     def let_copies_go(self) -> None:
         self.engine.link.release()
+        self.engine.disk.release()
 
     @rule(count=st.integers(1, 12))
     def step(self, count: int) -> None:
@@ -181,7 +182,7 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
             return
-        self.engine.link.release()
+        self.let_copies_go()
         for name in self.live:
             self.engine.core.resume(name)
         self.engine.run()

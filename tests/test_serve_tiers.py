@@ -156,6 +156,29 @@ def test_wrong_tier_settings_end_with_one_sentence(arguments: tuple[str, ...], p
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.timeout(120)
+def test_doctor_looks_at_a_store_and_leaves_it_alone(tmp_path: Path) -> None:
+    tiers = ("--device-kv", "20MiB", "--host-kv", "32MiB", "--disk-kv", f"{tmp_path}/kv:64MiB")
+
+    def doctor(*more: str) -> str:
+        command = [sys.executable, "-m", "gateway.cli", "doctor", *MODEL, *tiers, *more]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        assert result.returncode == 0, result.stderr
+        return " ".join(result.stdout.split())
+
+    assert "0 found there" in doctor()
+    assert not (tmp_path / "kv").exists()
+    with running_server(*MODEL, *tiers) as server:
+        ask(server, prompt(0))
+        assert "found there" in doctor(), "while a server uses it"
+        assert server.stop() == 0
+    before = {file.name: file.read_bytes() for file in (tmp_path / "kv").iterdir()}
+    assert "would drop them" in doctor("--block-size", "32")
+    found = re.search(r"(\d+) found there", doctor())
+    assert found is not None and int(found[1]) > 10
+    assert {file.name: file.read_bytes() for file in (tmp_path / "kv").iterdir()} == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [

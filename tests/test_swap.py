@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from engine.request import RequestStatus
-from engine.scheduler import LOAD_PATIENCE_S, MAX_PREEMPTIONS
+from engine.scheduler import MAX_PREEMPTIONS
 from tests.support.fake_kv import expected_tokens
 from tests.support.small_engine import SmallEngine
-from tiering.types import Tier, TransferKind
+from tiering.movers.base import Mischief
+from tiering.tiers import PATIENCE_S
+from tiering.types import BlockId, Tier, TransferKind
 
 
 def prompt(number: int, length: int) -> list[int]:
@@ -150,7 +152,7 @@ def test_who_waits_for_a_copy_that_hangs_computes_instead() -> None:
     engine.step()
     assert status(engine, "again") is RequestStatus.SWAPPING_IN
     engine.link.hold()
-    for _ in range(int(LOAD_PATIENCE_S) + 5):
+    for _ in range(int(PATIENCE_S) + 5):
         if "again" not in engine.finished:
             engine.step()
     assert engine.tokens["again"] == expected_tokens([*prompt(1, 13), *engine.tokens["a"]], 3)
@@ -327,6 +329,110 @@ def test_after_a_failed_load_a_new_swap_is_loaded_again() -> None:
     assert swap_in_count(engine) > 2
     engine.run()
     assert engine.tokens["a"] == expected_tokens(prompt(1, 8), 40)
+
+
+def test_copies_that_move_are_waited_for_however_long_they_take() -> None:
+    """One block a step, and more blocks than the patience has seconds."""
+    engine = SmallEngine(num_blocks=40, host_blocks=80, write="through", max_num_batched_tokens=200)
+    engine.add("a", prompt(1, 120), max_tokens=1)
+    engine.run()
+    forget_device(engine)
+    computed = engine.executor.num_computed_tokens
+    engine.link._mischief = Mischief(max_delay_polls=40)
+    engine.add("again", prompt(1, 121), max_tokens=1)
+    engine.run()
+    assert engine.cached["again"] == 120
+    assert engine.executor.num_computed_tokens - computed == 1
+
+
+def test_who_waits_for_loads_keeps_no_place_in_the_batch() -> None:
+    engine = SmallEngine(num_blocks=24, host_blocks=80, write="through", max_num_seqs=2)
+    for number in (1, 2):
+        engine.add(f"old{number}", prompt(number, 13), max_tokens=1)
+    engine.run()
+    forget_device(engine)
+    engine.link.hold()
+    for number in (1, 2):
+        engine.add(f"back{number}", prompt(number, 14), max_tokens=1)
+    engine.add("fresh", prompt(3, 6), max_tokens=2)
+    for _ in range(4):
+        engine.step()
+    assert engine.tokens["fresh"] == expected_tokens(prompt(3, 6), 2)
+    engine.link.release()
+    engine.run()
+
+
+def test_a_hung_disk_does_not_stop_copies_to_host() -> None:
+    engine = SmallEngine(num_blocks=40, host_blocks=400, disk_blocks=400, write="through")
+    engine.disk.hold()
+    for number in range(30):
+        engine.add(f"r{number}", prompt(number * 3, 16), max_tokens=1)
+        for _ in range(6):
+            engine.step()
+    assert engine.transfers.totals[TransferKind.SWAP_OUT].num_done >= 4 * 28
+
+
+def test_a_swapped_request_that_gives_way_on_its_way_back_keeps_its_slots() -> None:
+    engine = pressed()
+    while status(engine, "second") is not RequestStatus.SWAPPING_IN:
+        engine.step()
+    request = engine.scheduler.queues.restoring["second"]
+    engine.scheduler.preempt(request)
+    assert request.status is RequestStatus.SWAPPED
+    assert engine.core.problems() == ()
+    engine.run()
+    assert engine.tokens["second"] == expected_tokens(prompt(2, 8), 18)
+    assert engine.scheduler.totals.recomputed_tokens == 0
+    engine.assert_idle()
+
+
+@pytest.mark.parametrize("eviction", ["lru", "lfu", "cost_aware", "session_aware"])
+def test_lower_tiers_give_up_the_end_of_a_history_first(eviction: str) -> None:
+    """Also when its blocks were copied down from the beginning on."""
+    engine = SmallEngine(num_blocks=16, host_blocks=6, write="through", eviction=eviction)
+    engine.add("long", prompt(1, 25), max_tokens=1)
+    engine.run()
+    engine.add("other", prompt(2, 13), max_tokens=1)
+    engine.run()
+    host = engine.tiers.host
+    assert host is not None
+    names = {label.depth for block in host.evictable_blocks() if (label := host.label_of(block)) is not None}
+    assert {0, 1, 2} <= names
+    forget_device(engine)
+    engine.add("again", prompt(1, 25), max_tokens=1)
+    engine.run()
+    assert engine.cached["again"] == 12
+
+
+def test_what_is_forgotten_on_disk_is_to_be_erased_there() -> None:
+    erased: list[BlockId] = []
+    engine = SmallEngine(num_blocks=16, host_blocks=32, disk_blocks=64, write="through")
+    engine.transfers._erase = erased.extend
+    engine.executor.broken.add("bad")
+    engine.add("good", prompt(3, 16), max_tokens=1)
+    engine.run()
+    engine.add("bad", prompt(3, 17), max_tokens=1)
+    engine.run()
+    assert len(erased) == 4
+    assert engine.tiers.disk is not None
+    assert not list(engine.tiers.disk.named_blocks())
+
+
+def test_closing_saves_what_stands_behind_blocks_that_are_saved_already() -> None:
+    engine = SmallEngine(num_blocks=40, host_blocks=60, disk_blocks=400)
+    engine.add("old", prompt(1, 120), max_tokens=1)
+    engine.run()
+    while any(True for _ in engine.tiers.host.named_blocks()) is False:  # type: ignore[union-attr]
+        engine.tiers.flush()
+        engine.step()
+    engine.add("new", prompt(2, 60), max_tokens=1)
+    engine.run()
+    engine.add("old again", prompt(1, 121), max_tokens=1)
+    engine.run()
+    held = {name for _, pool in engine.tiers.pools() for name, _ in pool.named_blocks()}
+    engine.core.close(1000.0)
+    assert engine.tiers.disk is not None
+    assert held <= {name for name, _ in engine.tiers.disk.named_blocks()}
 
 
 def forget_device(engine: SmallEngine) -> None:

@@ -20,6 +20,8 @@ from tiering.tables import Admission, BlockTable, ParkedTable, Refusal, Sequence
 from tiering.tiers import Tiers
 from tiering.types import BlockHash, BlockId, BlockLabel, PoolUsage, Tier, TransferKind, TransferResult
 
+_OWN_PATIENCE_S = 60.0  # of one restore that gets no further while others do
+
 
 class BlockManager:
     """Hands device blocks to sequences, finds shared prefixes by name, and moves sequences between tiers."""
@@ -152,6 +154,7 @@ class BlockManager:
         if table is not None:
             if table.restore is not None:
                 self.tiers.cancel(table.restore.moves.values())
+            self._touch_below(table.blocks)
             self.pool.release(reversed(table.blocks), expected_return_at)
         self._parking.give_up(sequence_id)
 
@@ -164,8 +167,7 @@ class BlockManager:
         for name in names:
             block = self.pool.lookup(name)
             if block is None or self.pool.ref_count(block) == 0:
-                for _, pool in self.tiers.pools():
-                    pool.forget(name)
+                self.tiers.forget(name)
 
     # ---- swap out ------------------------------------------------------------------------------
 
@@ -187,6 +189,24 @@ class BlockManager:
     def swap_out_done(self, sequence_id: str) -> bool:
         """Whether everything of a sequence that was to be copied out is on host."""
         return not self._parking.tables()[sequence_id].moves
+
+    def waits_for_hung_copies(self, sequence_id: str) -> bool:
+        """Whether copies that a sequence needs to get on, in either direction, have stopped moving."""
+        table, parked = self._tables.get(sequence_id), self._parking.tables().get(sequence_id)
+        if table is not None and table.restore is not None:
+            late = self.pool.now - table.restore.progress_at > _OWN_PATIENCE_S and table.restore.moves
+            return bool(late) or self.tiers.hang(table.restore.moves.values())
+        return table is None and parked is not None and self.tiers.hang(parked.moves)
+
+    def abandon_restore(self, sequence_id: str) -> bool:
+        """Give a swapped sequence's device blocks back; it keeps its slots. False: it has no slots."""
+        if sequence_id not in self._parking.tables():
+            return False
+        table = self._tables.pop(sequence_id)
+        assert table.restore is not None
+        self.tiers.cancel(table.restore.moves.values())
+        self.pool.release(reversed(table.blocks))
+        return True
 
     def num_leaving(self) -> int:
         """Device blocks that become available when copies under way end."""
@@ -269,6 +289,15 @@ class BlockManager:
         self._tables[sequence_id] = table
         if len(hits) < len(plan.sources):
             self._loads.begin(sequence_id, table, plan)
+
+    def _touch_below(self, blocks: Sequence[BlockId]) -> None:
+        """Let copies on lower tiers rank as what they are copies of: used now, and the end goes first."""
+        labels = [label for block in reversed(blocks) if (label := self.pool.label_of(block)) is not None]
+        for tier, pool in self.tiers.pools():
+            for label in labels if tier is not Tier.DEVICE else ():
+                copy = pool.lookup(label.name)
+                if copy is not None:
+                    pool.touch(copy, labels[0].depth)
 
     def _settle(self, block: BlockId, label: BlockLabel) -> BlockId:
         """The one block with this name from now on, referenced by the sequence that filled ``block``."""

@@ -172,10 +172,23 @@ class BlockPool:
         """Of the dirty blocks, the ``count`` to be evicted first."""
         return self._dirty.victims(count, self.now)
 
-    def last_dirty(self, count: int) -> list[BlockId]:
-        """Of the dirty blocks, the ``count`` to be evicted last, the very last first. O(dirty blocks)."""
-        ranked = self._dirty.victims(len(self._dirty), self.now)
-        return ranked[::-1][:count]
+    def last_dirty(self) -> list[BlockId]:
+        """All dirty blocks, those to be evicted last first."""
+        return self._dirty.victims(len(self._dirty), self.now)[::-1]
+
+    def touch(self, block: BlockId, deepest: int) -> None:
+        """A copy of this block on another tier was used, in a history of that depth: rank it anew."""
+        if self._ref_count[block] == 0:
+            use = self._use[block]
+            was_stored = use.was_stored
+            self._take(block)
+            use.last_used, use.was_stored = self.now, was_stored
+            self._retire(block, deepest)
+
+    def last_used(self, block: BlockId) -> float | None:
+        """When a named block was last used; None for one without a name."""
+        use = self._use.get(block)
+        return None if use is None else use.last_used
 
     def note_stored(self, block: BlockId) -> None:
         """A copy of this named block to the tier below is begun, or there is one already."""
@@ -273,30 +286,28 @@ class BlockPool:
             self._arriving[label.name] = block
             self._label[block] = label
 
-    def complete_copy_in(self, block: BlockId) -> BlockId:
+    def complete_copy_in(self, block: BlockId, last_used: float | None = None) -> BlockId:
         """The copy has filled the block; its reference goes. Returns the block that has the name now.
 
         That is another one if the content was computed here meanwhile: then ``block`` stays nameless.
+        ``last_used`` is of what was copied: that a copy of it arrives is not a use.
         """
         label = self._end_copy_in(block)
-        if label is None:
+        named = None if label is None else self._index.get(label.name)
+        if label is None or named is not None:
             self._move(block, BlockEvent.ARRIVE_NAMELESS)
-        elif label.name in self._index:
-            self._move(block, BlockEvent.ARRIVE_NAMELESS)
-            named = self._index[label.name]
-            self.release((block,))
-            return named
         else:
             self._move(block, BlockEvent.ARRIVE_NAMED)
             self._enter(block, label)
-        self.release((block,))
-        return block
+            self._use[block].last_used = self.now if last_used is None else last_used
+        self._drop_reference(block)
+        return block if named is None else named
 
     def abandon_copy_in(self, block: BlockId) -> None:
         """The copy failed or was never begun: what the block holds is nothing. Its reference goes."""
         self._end_copy_in(block)
         self._move(block, BlockEvent.ABANDON)
-        self.release((block,))
+        self._drop_reference(block)
 
     # ---- recounts ------------------------------------------------------------------------------
 
@@ -321,6 +332,12 @@ class BlockPool:
         return self._copies_out.get(block, 0)
 
     # ---- inside --------------------------------------------------------------------------------
+
+    def _drop_reference(self, block: BlockId) -> None:
+        """A move's reference goes."""
+        self._ref_count[block] -= 1
+        if self._ref_count[block] == 0:
+            self._retire(block, 0)
 
     def _retire(self, block: BlockId, deepest: int) -> None:
         """The last reference is gone, with one to a block at depth ``deepest`` of the same history."""

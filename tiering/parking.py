@@ -45,12 +45,12 @@ class Parking:
         if not self._planner.keeps(num_tokens, len(blocks), len(dirty)):
             return False
         shared = [slot for slot in present if slot is not None]
+        if len(dirty) > host.num_available() - sum(host.ref_count(slot) == 0 for slot in shared):
+            return False
         for slot in shared:
             host.share(slot)
         fresh = host.try_allocate(len(dirty))
-        if fresh is None:
-            host.release(shared)
-            return False
+        assert fresh is not None
         slots = list(present)
         for index, slot in zip(dirty, fresh, strict=True):
             slots[index] = slot

@@ -55,11 +55,6 @@ class Restore:
         self.moves: dict[int, TransferId] = {}
         self.origin: dict[int, Tier] = {}
 
-    @property
-    def waits_since(self) -> float | None:
-        """Since when nothing has arrived; None if nothing is coming."""
-        return self.progress_at if self.moves else None
-
     def front(self, num_computed_tokens: int) -> int:
         """Position up to which everything is there: what was computed, and what arrived next to it."""
         if num_computed_tokens % self.block_size:

@@ -7,12 +7,14 @@ way. A block below the device is only ever written as a whole, so that what has 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tiering.block_pool import BlockPool
 from tiering.policies.write import WritePolicy
 from tiering.types import (
+    BlockHash,
     BlockId,
     BlockLabel,
     Tier,
@@ -23,6 +25,7 @@ from tiering.types import (
     TransferResult,
 )
 
+PATIENCE_S = 10.0  # without the end of a single copy, after which a link or a disk is taken to hang
 _CLEAN_SHARE = 0.25  # of a pool is kept free or clean, and at least room for the longest sequence
 _MAX_BACKGROUND_MOVES = 64
 _BELOW = {Tier.DEVICE: TransferKind.SWAP_OUT, Tier.HOST: TransferKind.DEMOTE}
@@ -30,10 +33,11 @@ _BELOW = {Tier.DEVICE: TransferKind.SWAP_OUT, Tier.HOST: TransferKind.DEMOTE}
 
 @dataclass(frozen=True, slots=True)
 class TransferOrders:
-    """What a transfer engine shall do now."""
+    """What a transfer engine shall do now: erase these disk blocks' names, then begin and call off moves."""
 
     submit: tuple[TransferJob, ...]
     cancel: tuple[TransferId, ...]
+    erase: tuple[BlockId, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +83,15 @@ class Tiers:
         self._writes = writes or {}
         self._max_sequence_blocks = max_sequence_blocks
         self._jobs: dict[TransferId, TransferJob] = {}
+        self._num_of_kind: Counter[TransferKind] = Counter()
         self._background: set[TransferId] = set()
+        self._num_background: Counter[TransferKind] = Counter()
+        self._progress_at = {Tier.HOST: 0.0, Tier.DISK: 0.0}
+        self._now = 0.0
         self._num_moves = 0
         self._submit: list[TransferJob] = []
         self._cancel: list[TransferId] = []
+        self._erase: list[BlockId] = []
 
     def pool(self, tier: Tier) -> BlockPool:
         return self._pools[tier]
@@ -93,6 +102,7 @@ class Tiers:
 
     def set_time(self, now: float) -> None:
         """Tell the pools the time of the present step, in seconds."""
+        self._now = now
         for pool in self._pools.values():
             pool.now = now
 
@@ -105,6 +115,9 @@ class Tiers:
         self._pools[kind.source].begin_copy_out(source)
         self._pools[kind.target].begin_copy_in(target, label)
         self._num_moves += 1
+        if not self._num_on(_medium(kind)):
+            self._progress_at[_medium(kind)] = self._now
+        self._num_of_kind[kind] += 1
         job = TransferJob(TransferId(self._num_moves), kind, source, target, label)
         self._jobs[job.transfer_id] = job
         self._submit.append(job)
@@ -117,22 +130,26 @@ class Tiers:
     def complete(self, result: TransferResult) -> EndedMove:
         """Take in how a move ended: publish what arrived, or roll back."""
         job = self._jobs.pop(result.transfer_id)
-        self._background.discard(job.transfer_id)
+        self._num_of_kind[job.kind] -= 1
+        self._progress_at[_medium(job.kind)] = self._now
+        if job.transfer_id in self._background:
+            self._background.remove(job.transfer_id)
+            self._num_background[job.kind] -= 1
         source, target = self._pools[job.kind.source], self._pools[job.kind.target]
         holder = job.target
         if result.outcome is TransferOutcome.DONE:
-            holder = target.complete_copy_in(job.target)
+            holder = target.complete_copy_in(job.target, source.last_used(job.source))
         else:
             target.abandon_copy_in(job.target)
         source.end_copy_out(job.source)
         if result.outcome is TransferOutcome.CORRUPT and job.label is not None:
-            source.forget(job.label.name)
+            self._forget_in(job.kind.source, job.label.name)
         return EndedMove(job, result.outcome, holder)
 
     def take_orders(self) -> TransferOrders:
         """What has been ordered since the last call."""
-        orders = TransferOrders(tuple(self._submit), tuple(self._cancel))
-        self._submit, self._cancel = [], []
+        orders = TransferOrders(tuple(self._submit), tuple(self._cancel), tuple(self._erase))
+        self._submit, self._cancel, self._erase = [], [], []
         return orders
 
     def jobs(self) -> Iterator[TransferJob]:
@@ -146,11 +163,28 @@ class Tiers:
 
     def num_moves_of(self, kind: TransferKind) -> int:
         """How many moves of one kind are under way."""
-        return self.num_of_kind(self._jobs, kind)
+        return self._num_of_kind[kind]
 
     def num_of_kind(self, moves: Iterable[TransferId], kind: TransferKind) -> int:
         """How many of these moves are of one kind."""
         return sum(self._jobs[move].kind is kind for move in moves)
+
+    def forget(self, name: BlockHash) -> None:
+        """Let nobody find this name's content on any tier, nor after a restart: it is not to be trusted."""
+        for tier in self._pools:
+            self._forget_in(tier, name)
+
+    def hang(self, moves: Iterable[TransferId]) -> bool:
+        """Whether one of these moves is on a link or disk where nothing has ended for ``PATIENCE_S``."""
+        media = {_medium(self._jobs[move].kind) for move in moves}
+        return any(self._now - self._progress_at[medium] > PATIENCE_S for medium in media)
+
+    def anything_hangs(self) -> bool:
+        """Whether a link or disk with moves to make has made none for ``PATIENCE_S``."""
+        return any(
+            self._num_on(medium) and self._now - progress_at > PATIENCE_S
+            for medium, progress_at in self._progress_at.items()
+        )
 
     def num_leaving(self) -> int:
         """Device blocks that only moves refer to: they become available as these end."""
@@ -196,15 +230,18 @@ class Tiers:
     def flush(self) -> None:
         """Begin to copy down what only one tier has, worth most first, as many as may move at once.
 
-        The lowest tier first, and into the next only what pushes out nothing that is dirty there.
+        The lowest tier first, and into the next only what pushes out nothing that is dirty there. Nothing is
+        begun only if there is nothing to begin.
         """
         for tier in reversed(self._writes):
             below = self._pools[_BELOW[tier].target]
-            room = min(_MAX_BACKGROUND_MOVES - len(self._background), below.num_losslessly_available())
-            dirty = self._pools[tier].last_dirty(max(0, room))
-            for block in dirty:
-                self._store_down(tier, block)
-            if dirty:
+            room = min(self._background_room(tier), below.num_losslessly_available())
+            num_begun = 0
+            for block in self._pools[tier].last_dirty():
+                if num_begun >= room:
+                    break
+                num_begun += self._store_down(tier, block)
+            if num_begun:
                 return
 
     def _clean(self, tier: Tier) -> None:
@@ -213,25 +250,46 @@ class Tiers:
         wanted = target - pool.num_losslessly_available()
         if self._writes[tier].stores_ready():
             wanted = pool.num_blocks  # what found no room among the moves when it became ready
-        room = _MAX_BACKGROUND_MOVES - len(self._background)
+        room = self._background_room(tier)
         if wanted > 0 and room > 0:
             for block in pool.next_dirty(min(wanted, room)):
                 self._store_down(tier, block)
 
-    def _store_down(self, tier: Tier, block: BlockId) -> None:
+    def _store_down(self, tier: Tier, block: BlockId) -> bool:
         """Begin a copy to the tier below, unless it has the block, or can make no room for it.
 
         A block is tried once until its next hit: with a small tier below, two blocks would else push each
-        other out of it for ever.
+        other out of it for ever. Returns whether a copy was begun.
         """
         kind = _BELOW[tier]
         below, label = self._pools[kind.target], self._pools[tier].label_of(block)
-        if label is None or len(self._background) >= _MAX_BACKGROUND_MOVES:
-            return
+        if label is None or self._background_room(tier) <= 0:
+            return False
         self._pools[tier].note_stored(block)
         if below.lookup(label.name) is not None or below.is_arriving(label.name):
-            return
+            return False
         slots = below.try_allocate(1)
-        if slots is not None:
-            self._background.add(self.begin(kind, block, slots[0], label))
-            below.release(slots)
+        if slots is None:
+            return False
+        self._background.add(self.begin(kind, block, slots[0], label))
+        self._num_background[kind] += 1
+        below.release(slots)
+        return True
+
+    def _background_room(self, tier: Tier) -> int:
+        """How many copies down from a tier may be begun that nobody waits for."""
+        return _MAX_BACKGROUND_MOVES - self._num_background[_BELOW[tier]]
+
+    def _forget_in(self, tier: Tier, name: BlockHash) -> None:
+        block = self._pools[tier].lookup(name)
+        if block is not None and tier is Tier.DISK:
+            self._erase.append(block)
+        self._pools[tier].forget(name)
+
+    def _num_on(self, medium: Tier) -> int:
+        return sum(count for kind, count in self._num_of_kind.items() if _medium(kind) is medium)
+
+
+def _medium(kind: TransferKind) -> Tier:
+    """Which of the two carries a move: the link between device and host, or the disk."""
+    return Tier.DISK if Tier.DISK in (kind.source, kind.target) else Tier.HOST

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tiering.types import TransferId, TransferJob, TransferKind, TransferOutcome, TransferResult
+from tiering.types import BlockId, TransferId, TransferJob, TransferKind, TransferOutcome, TransferResult
 
 SECONDS_BUCKETS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0)
 
@@ -76,12 +76,14 @@ class TransferEngine:
         block_bytes: int,
         clock: Callable[[], float],
         *,
+        erase: Callable[[Iterable[BlockId]], None] | None = None,
         max_load_bytes: int = 256 * 2**20,
         max_store_bytes: int = 32 * 2**20,
     ) -> None:
         self.totals = {kind: TransferTotals() for kind in TransferKind}
         self._block_bytes = block_bytes
         self._clock = clock
+        self._erase = erase
         self._max_loads = max(1, max_load_bytes // block_bytes)
         self._max_stores = max(1, max_store_bytes // block_bytes)
         lanes: dict[int, _Lane] = {}
@@ -116,6 +118,11 @@ class TransferEngine:
             if any(self._try_cancel(lane, transfer_id) for lane in self._lanes):
                 del self._submitted_at[transfer_id]
                 self._ended.append(TransferResult(transfer_id, TransferOutcome.CANCELLED))
+
+    def erase(self, blocks: Iterable[BlockId]) -> None:
+        """Take the names of disk blocks away, so that a restart does not find them. A short write each."""
+        if self._erase is not None:
+            self._erase(blocks)
 
     def poll(self) -> list[TransferResult]:
         """The moves that have ended, each reported once; begins others in their place."""

@@ -58,6 +58,8 @@ class ModelRunner:
         logits = self._model.forward(build_model_input(plan, self._block_size, self._device))
         asking = [chunk for chunk in plan.chunks if chunk.sample is not None]
         if not asking:
+            if self._device.type == "cuda":  # else this step's time would be booked on the next one
+                torch.cuda.synchronize(self._device)
             return StepOutput(samples=())
         drawn = sample(logits, [chunk.sample for chunk in asking if chunk.sample is not None])
         return StepOutput(
@@ -126,7 +128,8 @@ def _fingerprint(
 ) -> bytes:
     """Of the weights as loaded, the model's shape, the KV's type and layout, and the way it is computed."""
     hasher = hashlib.blake2b(digest_size=FINGERPRINT_BYTES)
-    path = (hardware.dtype, hardware.device.type, attention_backend, config.deterministic, hardware.threads)
+    threads = hardware.threads if config.deterministic else None
+    path = (hardware.dtype, hardware.device.type, attention_backend, config.deterministic, threads)
     hasher.update(repr((model, layout, path)).encode())
     for tensor in weights.tensors():
         block = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()

@@ -23,7 +23,7 @@ from tiering.cost_model import CostModel
 from tiering.memory.host_pool import HostPool
 from tiering.movers.checksums import HostChecksums
 from tiering.movers.disk import disk_mover
-from tiering.movers.disk_store import DiskStore, DiskStoreError, open_secret
+from tiering.movers.disk_store import DiskStore, DiskStoreError, StoreFigures, look_into, open_secret
 from tiering.movers.thread import thread_mover
 from tiering.policies.registry import PolicyError, eviction_factory, restore_factory, write_factory
 from tiering.policies.restore import RestorePolicy
@@ -33,7 +33,7 @@ from tiering.transfers import Mover, TransferEngine
 from tiering.types import Tier, TransferKind
 
 _DEFAULT_DISK_BYTES = 10 * 2**30
-_DEFAULT_HOST_SHARE = MemorySize(fraction=0.25)  # with a GPU; without one the tier is off
+_DEFAULT_HOST_SHARE = 0.25  # of RAM, with a GPU; without one the tier is off
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,7 @@ class _Builder:
         self._host: BlockPool | None = None
         self._store: DiskStore | None = None
         self._disk: BlockPool | None = None
+        self._found: StoreFigures | None = None
         self._notes: list[str] = []
 
     def build(self, clock: Callable[[], float]) -> KvTiers:
@@ -106,25 +107,31 @@ class _Builder:
             self._add_host(host_size)
         if self._config.disk_kv is not None:
             self._add_disk(self._config.disk_kv)
+        figures = self._found if self._store is None else self._store.figures
         device = self._block_pool(self._pool.shape[0], is_last=self._host is None)
         return KvTiers(
             tiers=Tiers(
                 device, self._host, self._disk, self._writes, max_sequence_blocks=self._max_sequence_blocks
             ),
-            transfers=TransferEngine(self._movers, self._layout.block_bytes, clock),
+            transfers=TransferEngine(
+                self._movers,
+                self._layout.block_bytes,
+                clock,
+                erase=None if self._store is None else self._store.erase,
+            ),
             costs=self._costs,
             restore=restore_factory(self._config.restore)(),
             take_new_host_blocks=_none if self._memory is None else self._memory.take_ready,
             cache_secret=self._secret(),
             host_blocks=0 if self._memory is None else self._memory.num_blocks,
-            disk_blocks=0 if self._store is None else self._store.num_slots,
-            disk_kv_bytes=0 if self._store is None else self._store.num_bytes,
-            disk_blocks_found=0 if self._store is None else len(self._store.found),
+            disk_blocks=0 if figures is None else figures.num_slots,
+            disk_kv_bytes=0 if figures is None else figures.num_bytes,
+            disk_blocks_found=0 if figures is None else figures.num_found,
             notes=tuple(self._notes),
         )
 
-    def _add_host(self, size: MemorySize) -> None:
-        self._memory = self._host_memory(size)
+    def _add_host(self, num_bytes: int) -> None:
+        self._memory = self._host_memory(num_bytes)
         self._host = self._block_pool(0, is_last=self._config.disk_kv is None)
         if self._config.kv_checksums:
             self._checksums = HostChecksums(self._memory.num_blocks)
@@ -135,6 +142,9 @@ class _Builder:
     def _add_disk(self, disk: DiskTier) -> None:
         if self._memory is None:
             raise ConfigError("--disk-kv needs --host-kv: blocks go to disk and come back by way of it.")
+        if self._config.is_probe:
+            self._found = self._look_into_store(disk)
+            return
         self._store = self._open_store(disk)
         self._disk = self._block_pool(self._store.num_slots, is_last=True)
         self._disk.adopt({found.slot: found.label for found in self._store.found})
@@ -148,13 +158,16 @@ class _Builder:
         make = eviction_factory(self._config.eviction)
         return BlockPool(num_blocks, make, self._costs.block_s, is_last=is_last)
 
-    def _host_size(self) -> MemorySize | None:
-        if self._config.host_kv is None and self._pool.is_cuda:
-            return _DEFAULT_HOST_SHARE
-        return self._config.host_kv
+    def _host_size(self) -> int | None:
+        """Bytes of the host tier; None: there is none. A GPU has one unasked, if there is room for it."""
+        total = device_memory(torch.device("cpu")).total
+        if self._config.host_kv is not None:
+            return self._config.host_kv.resolve(total)
+        if not self._pool.is_cuda:
+            return None
+        return min(int(_DEFAULT_HOST_SHARE * total), self._available_bytes() // 2)
 
-    def _host_memory(self, size: MemorySize) -> HostPool:
-        wanted = size.resolve(device_memory(torch.device("cpu")).total)
+    def _host_memory(self, wanted: int) -> HostPool:
         available = self._available_bytes()
         if wanted > available:
             raise ConfigError(
@@ -192,7 +205,7 @@ class _Builder:
         if self._checksums is not None:
             self._notes.append("--kv-checksums verifies moves to and from disk only, on a GPU.")
         host = torch.from_numpy(memory.slots).view(self._pool.dtype).view(-1, *self._layout.block_shape)
-        return CudaMover(self._pool, host, self._wake)
+        return CudaMover(self._pool, host, memory.blocks_per_chunk, self._wake)
 
     def _open_store(self, disk: DiskTier) -> DiskStore:
         directory = Path(disk.path)
@@ -203,8 +216,25 @@ class _Builder:
         except DiskStoreError as error:
             raise ConfigError(str(error)) from error
 
+    def _look_into_store(self, disk: DiskTier) -> StoreFigures:
+        """What the store is and would be. Changes nothing, whoever uses it."""
+        directory = Path(disk.path)
+        try:
+            figures = look_into(
+                directory, _disk_bytes(directory, disk.size), self._layout.block_bytes, self._fingerprint
+            )
+        except DiskStoreError as error:
+            raise ConfigError(str(error)) from error
+        if figures.num_lost:
+            self._notes.append(
+                f"--disk-kv {directory} holds {figures.num_lost} blocks that do not fit these settings"
+                " (another model, dtype, block size or way of computing, or a smaller size):"
+                " a server would drop them."
+            )
+        return figures
+
     def _secret(self) -> bytes:
-        if self._config.disk_kv is None:
+        if self._config.disk_kv is None or self._config.is_probe:
             return self._config.cache_secret
         try:
             return open_secret(Path(self._config.disk_kv.path))
@@ -235,9 +265,11 @@ def as_bytes(pool: torch.Tensor) -> npt.NDArray[np.uint8]:
 
 
 def _size_of(directory: Path) -> int:
-    """Bytes that a store takes now, 0 if there is none."""
-    files = (directory / "blocks.kv", directory / "table.kv")
-    return sum(os.stat(file).st_size for file in files if file.exists())
+    """Bytes that a store takes now, 0 if there is none, or none with room for a record."""
+    blocks, table = directory / "blocks.kv", directory / "table.kv"
+    if not blocks.exists() or not os.stat(blocks).st_size:
+        return 0
+    return os.stat(blocks).st_size + (os.stat(table).st_size if table.exists() else 0)
 
 
 def _none() -> int:

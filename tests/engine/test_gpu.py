@@ -50,7 +50,7 @@ def test_blocks_survive_the_way_to_host_and_back_while_the_device_computes(num_j
     device = torch.zeros(shape, dtype=torch.bfloat16, device="cuda")
     host = torch.zeros(shape, dtype=torch.bfloat16).pin_memory()
     woken = threading.Event()
-    mover = CudaMover(device, host, woken.set)
+    mover = CudaMover(device, host, 50, woken.set)
     slots = torch.randperm(64)[:num_jobs].tolist() if num_jobs < 64 else list(range(64))
     noise = torch.randn(shape, dtype=torch.float32, device="cuda")
     device.copy_(torch.tanh(noise @ torch.randn(64, 64, device="cuda")).to(torch.bfloat16))  # still running

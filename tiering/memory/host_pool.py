@@ -24,8 +24,9 @@ _CHUNK_BYTES = 256 * 2**20
 
 
 class HostPool:
-    """``num_blocks`` slots of ``block_bytes`` bytes; ``slots`` is uint8 ``[num_blocks, block_bytes]``.
+    """``num_blocks`` slots of ``block_bytes`` bytes, taken ``blocks_per_chunk`` at a time.
 
+    ``slots`` is uint8 ``[num_blocks, block_bytes]``.
     ``register(address, num_bytes)`` pins memory; it may raise, and the chunk is then used unpinned.
     ``on_ready`` is called on the filling thread after each chunk.
     """
@@ -49,6 +50,8 @@ class HostPool:
         self.slots: npt.NDArray[np.uint8] = np.frombuffer(self._region, dtype=np.uint8).reshape(
             num_blocks, block_bytes
         )
+        blocks_per_page = _PAGE // math.gcd(block_bytes, _PAGE)  # so that chunks end on pages
+        self.blocks_per_chunk = max(1, _CHUNK_BYTES // block_bytes // blocks_per_page) * blocks_per_page
         self._num_ready = 0
         self._num_taken = 0
         self._closing = False
@@ -71,8 +74,7 @@ class HostPool:
         self._thread.join()
 
     def _fill(self) -> None:
-        blocks_per_page = _PAGE // math.gcd(self._block_bytes, _PAGE)  # so that chunks end on pages
-        step = max(1, _CHUNK_BYTES // self._block_bytes // blocks_per_page) * blocks_per_page
+        step = self.blocks_per_chunk
         for first in range(0, self.num_blocks, step):
             if self._closing:
                 return

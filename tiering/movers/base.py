@@ -19,6 +19,7 @@ from tiering.types import TransferId, TransferJob, TransferOutcome, TransferResu
 logger = logging.getLogger(__name__)
 
 _WAKE_S = 0.002
+_CLOSE_TIMEOUT_S = 2.0
 
 CopyBlock = Callable[[TransferJob], TransferOutcome]
 
@@ -77,14 +78,15 @@ class WorkerMover:
             self._changed.wait_for(lambda: self._ended or not self._is_busy, timeout_s)
 
     def close(self) -> None:
-        """Drop what has not begun, let the rest end."""
+        """Drop what has not begun, and let the rest end; what hangs is left behind."""
         with self._changed:
             self._loads.clear()
             self._stores.clear()
             self._closing = True
             self._changed.notify_all()
+        deadline = time.perf_counter() + _CLOSE_TIMEOUT_S
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, deadline - time.perf_counter()))
 
     @property
     def _is_busy(self) -> bool:

@@ -9,6 +9,7 @@ blocks go in one copy. Nothing can be cancelled once submitted.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -19,6 +20,8 @@ from dataclasses import dataclass
 import torch
 
 from tiering.types import TransferId, TransferJob, TransferKind, TransferOutcome, TransferResult
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +35,19 @@ class _Batch:
 
 
 class CudaMover:
-    """A mover between ``device`` ``[N, ...]`` on a GPU and ``host`` ``[M, ...]`` of the same block shape."""
+    """A mover between ``device`` ``[N, ...]`` on a GPU and ``host`` ``[M, ...]`` of one block shape."""
 
     parallelism = 1
 
-    def __init__(self, device: torch.Tensor, host: torch.Tensor, on_done: Callable[[], None]) -> None:
+    def __init__(
+        self, device: torch.Tensor, host: torch.Tensor, blocks_per_chunk: int, on_done: Callable[[], None]
+    ) -> None:
         assert device.is_cuda and not host.is_cuda and device.shape[1:] == host.shape[1:]
         self._device = device
         self._host = host
+        self._blocks_per_chunk = blocks_per_chunk
         self._on_done = on_done
+        self._failed: list[TransferResult] = []
         self._streams = {
             TransferKind.SWAP_IN: torch.cuda.Stream(device.device, priority=-1),
             TransferKind.SWAP_OUT: torch.cuda.Stream(device.device),
@@ -54,13 +61,13 @@ class CudaMover:
         for kind in self._streams:
             mine = tuple(job for job in jobs if job.kind is kind)
             if mine:
-                self._enqueue(kind, mine)
+                self._try_enqueue(kind, mine)
 
     def cancel(self, transfer_id: TransferId) -> bool:
         return False
 
     def poll(self) -> list[TransferResult]:
-        ended: list[TransferResult] = []
+        ended, self._failed = self._failed, []
         for batches in self._batches.values():
             while batches and batches[0].ended.query():
                 ended += _results(batches.popleft())
@@ -80,6 +87,15 @@ class CudaMover:
         self._watched.put(None)
         self._watch.join()
 
+    def _try_enqueue(self, kind: TransferKind, jobs: tuple[TransferJob, ...]) -> None:
+        try:
+            self._enqueue(kind, jobs)
+        except RuntimeError as error:  # as torch's CUDA errors are; the batch fails, not the engine
+            logger.error("%d moves (%s) failed: %s", len(jobs), kind, error)
+            torch.cuda.synchronize(self._device.device)  # some may have been enqueued
+            self._failed += [TransferResult(job.transfer_id, TransferOutcome.FAILED) for job in jobs]
+            self._on_done()
+
     def _enqueue(self, kind: TransferKind, jobs: tuple[TransferJob, ...]) -> None:
         stream = self._streams[kind]
         stream.wait_stream(torch.cuda.current_stream(self._device.device))
@@ -87,7 +103,8 @@ class CudaMover:
         ended = torch.cuda.Event(enable_timing=True, blocking=True)
         with torch.cuda.stream(stream):
             started.record(stream)
-            for source, target, count in _runs(jobs):
+            host_first = "target" if kind is TransferKind.SWAP_OUT else "source"
+            for source, target, count in _runs(jobs, host_first, self._blocks_per_chunk):
                 if kind is TransferKind.SWAP_OUT:
                     outward = self._device[source : source + count]
                     self._host[target : target + count].copy_(outward, non_blocking=True)
@@ -111,11 +128,17 @@ def _results(batch: _Batch) -> Iterator[TransferResult]:
         yield TransferResult(job.transfer_id, TransferOutcome.DONE, per_block_s, queue_s)
 
 
-def _runs(jobs: Sequence[TransferJob]) -> Iterator[tuple[int, int, int]]:
-    """(source, target, count) of stretches that are neighbours on both sides."""
+def _runs(
+    jobs: Sequence[TransferJob], host_end: str, blocks_per_chunk: int
+) -> Iterator[tuple[int, int, int]]:
+    """(source, target, count) of stretches that are neighbours on both sides.
+
+    None goes over the end of a chunk of host memory, since each chunk is registered by itself.
+    """
     source, target, count = jobs[0].source, jobs[0].target, 1
     for job in jobs[1:]:
-        if job.source == source + count and job.target == target + count:
+        starts_chunk = (job.target if host_end == "target" else job.source) % blocks_per_chunk == 0
+        if job.source == source + count and job.target == target + count and not starts_chunk:
             count += 1
             continue
         yield source, target, count

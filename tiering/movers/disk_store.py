@@ -19,6 +19,7 @@ import contextlib
 import errno
 import fcntl
 import itertools
+import logging
 import mmap
 import os
 import secrets
@@ -26,7 +27,7 @@ import struct
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,8 @@ import xxhash
 
 from tiering.movers.checksums import checksum
 from tiering.types import BlockHash, BlockId, BlockLabel
+
+logger = logging.getLogger(__name__)
 
 PAGE = 4096
 SECRET_BYTES = 32
@@ -65,6 +68,77 @@ class StoredBlock:
     label: BlockLabel
 
 
+@dataclass(frozen=True, slots=True)
+class StoreFigures:
+    """``num_found`` blocks can be used with these settings; ``num_lost`` would be dropped."""
+
+    num_slots: int
+    num_bytes: int
+    num_found: int
+    num_lost: int
+
+
+def look_into(directory: Path, num_bytes: int, block_bytes: int, fingerprint: bytes) -> StoreFigures:
+    """What a store is, and would be if it was opened with these settings. Changes nothing, takes no lock."""
+    layout = _Layout.fit(num_bytes, block_bytes, fingerprint)
+    try:
+        packed = (directory / "table.kv").read_bytes()
+    except FileNotFoundError:
+        packed = b""
+    except OSError as error:
+        raise DiskStoreError(f"--disk-kv {directory} cannot be used: {error.strerror or error}.") from error
+    entries = layout.entries(packed[_TABLE_HEADER.size :])
+    fitting = [e for e in entries if e[1].slot < layout.num_slots] if layout.agrees(packed) else []
+    return StoreFigures(layout.num_slots, layout.num_bytes, len(fitting), len(entries) - len(fitting))
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Sizes of a store, and what its table's header must say."""
+
+    block_bytes: int
+    record_bytes: int
+    num_slots: int
+    fingerprint: bytes
+
+    @classmethod
+    def fit(cls, num_bytes: int, block_bytes: int, fingerprint: bytes) -> _Layout:
+        """As many slots as ``num_bytes`` hold in all. Raises DiskStoreError if that is none."""
+        assert len(fingerprint) == FINGERPRINT_BYTES
+        record_bytes = PAGE + -(-block_bytes // PAGE) * PAGE
+        num_slots = (num_bytes - _TABLE_HEADER.size) // (record_bytes + _ENTRY.size)
+        if num_slots < 1:
+            raise DiskStoreError(f"--disk-kv is too small: one block takes {record_bytes} bytes there.")
+        return cls(block_bytes, record_bytes, num_slots, fingerprint)
+
+    @property
+    def num_bytes(self) -> int:
+        return _TABLE_HEADER.size + self.num_slots * (self.record_bytes + _ENTRY.size)
+
+    def header(self) -> bytes:
+        sizes = (self.block_bytes, self.record_bytes, self.num_slots)
+        return _TABLE_HEADER.pack(_TABLE_MAGIC, _VERSION, self.fingerprint, *sizes)
+
+    def agrees(self, packed: bytes) -> bool:
+        """Whether a table that begins so is of the same model and layout; its number of slots may differ."""
+        if len(packed) < _TABLE_HEADER.size:
+            return False
+        found = _TABLE_HEADER.unpack(packed[: _TABLE_HEADER.size])
+        return found[:5] == _TABLE_HEADER.unpack(self.header())[:5]
+
+    def entries(self, packed: bytes) -> list[tuple[int, StoredBlock]]:
+        """What a table says, oldest first; of two slots with one name, the later written counts."""
+        whole = len(packed) // _ENTRY.size * _ENTRY.size
+        entries = [
+            (generation, StoredBlock(BlockId(slot), BlockLabel(BlockHash(name), depth)))
+            for slot, (name, depth, generation) in enumerate(_ENTRY.iter_unpack(packed[:whole]))
+            if 0 < generation < _MAX_GENERATION
+        ]
+        entries.sort(key=lambda entry: entry[0])
+        latest = {stored.label.name: (generation, stored) for generation, stored in entries}
+        return sorted(latest.values(), key=lambda entry: entry[0])
+
+
 def open_secret(directory: Path) -> bytes:
     """The store's secret, made at first use. Raises DiskStoreError."""
     path = directory / "secret"
@@ -84,6 +158,7 @@ def _make_secret(directory: Path, path: Path) -> None:
     descriptor, aside = tempfile.mkstemp(prefix=".secret-", dir=directory)  # mode 0600
     try:
         os.write(descriptor, secrets.token_bytes(SECRET_BYTES))
+        os.fsync(descriptor)
         with contextlib.suppress(FileExistsError):
             os.link(aside, path)
     finally:
@@ -96,15 +171,12 @@ class DiskStore:
 
     def __init__(self, directory: Path, num_bytes: int, block_bytes: int, fingerprint: bytes) -> None:
         """Open or make the store in ``directory``, of ``num_bytes`` in all. Raises DiskStoreError."""
-        assert len(fingerprint) == FINGERPRINT_BYTES
-        self.record_bytes = PAGE + -(-block_bytes // PAGE) * PAGE
-        self.num_slots = (num_bytes - _TABLE_HEADER.size) // (self.record_bytes + _ENTRY.size)
-        self.num_bytes = _TABLE_HEADER.size + self.num_slots * (self.record_bytes + _ENTRY.size)
+        self._layout = _Layout.fit(num_bytes, block_bytes, fingerprint)
+        self.record_bytes = self._layout.record_bytes
+        self.num_slots, self.num_bytes = self._layout.num_slots, self._layout.num_bytes
         self._block_bytes = block_bytes
         self._fingerprint = fingerprint
         self._local = threading.local()
-        if self.num_slots < 1:
-            raise DiskStoreError(f"--disk-kv is too small: one block takes {self.record_bytes} bytes there.")
         with contextlib.ExitStack() as undo, _plain_errors(directory):
             _make_directory(directory)
             self._lock = _open(directory / "lock", os.O_RDWR)
@@ -114,11 +186,15 @@ class DiskStore:
             undo.callback(os.close, self._table)
             self.is_direct, self._blocks = _open_direct(directory / "blocks.kv")
             undo.callback(os.close, self._blocks)
-            self.found = self._load_table()
-            self._take_space()
+            self._take_space()  # first: a table without room for its records would mislead a later start
+            entries = self._load_table()
             undo.pop_all()
-        newest = max((generation for generation, _ in self._generations), default=0)
-        self._next_generation = itertools.count(newest + 1)
+        self.found = [stored for _, stored in entries]
+        self._next_generation = itertools.count(max((entry[0] for entry in entries), default=0) + 1)
+
+    @property
+    def figures(self) -> StoreFigures:
+        return StoreFigures(self.num_slots, self.num_bytes, len(self.found), 0)
 
     def write(self, slot: int, label: BlockLabel, block: npt.NDArray[np.uint8], digest: bytes) -> None:
         """Put a block into a slot. Raises OSError."""
@@ -162,6 +238,12 @@ class DiskStore:
             return None
         return digest if checksum(block) == digest else None
 
+    def erase(self, slots: Iterable[int]) -> None:
+        """Let a later start find nothing in these slots. A failure costs no more than that it does."""
+        with contextlib.suppress(OSError):
+            for slot in slots:
+                os.pwrite(self._table, bytes(_ENTRY.size), _TABLE_HEADER.size + slot * _ENTRY.size)
+
     def close(self) -> None:
         """Close the files and let go of the lock. No thread may use the store any more."""
         for descriptor in (self._blocks, self._table, self._lock):
@@ -169,31 +251,18 @@ class DiskStore:
 
     # ---- inside --------------------------------------------------------------------------------
 
-    def _load_table(self) -> list[StoredBlock]:
-        """Read the table, or begin a new one if it is of another model or layout."""
-        self._generations: list[tuple[int, StoredBlock]] = []
-        header = os.pread(self._table, _TABLE_HEADER.size, 0)
-        expected = (_TABLE_MAGIC, _VERSION, self._fingerprint, self._block_bytes, self.record_bytes)
-        if len(header) < _TABLE_HEADER.size or _TABLE_HEADER.unpack(header)[:5] != expected:
+    def _load_table(self) -> list[tuple[int, StoredBlock]]:
+        """What the table says, with generations; a new one is begun if it is of another model or layout."""
+        packed = os.pread(self._table, _TABLE_HEADER.size + self.num_slots * _ENTRY.size, 0)
+        entries = self._layout.entries(packed[_TABLE_HEADER.size :])
+        if not self._layout.agrees(packed):
+            if entries:
+                logger.warning("the KV blocks on disk are of another model or layout, and are dropped")
+            entries = []
             os.ftruncate(self._table, 0)
-        else:
-            self._generations = self._entries()
         os.ftruncate(self._table, _TABLE_HEADER.size + self.num_slots * _ENTRY.size)
-        os.pwrite(self._table, _TABLE_HEADER.pack(*expected, self.num_slots), 0)
-        return [stored for _, stored in self._generations]
-
-    def _entries(self) -> list[tuple[int, StoredBlock]]:
-        """What the table says, oldest first; of two slots with one name, the later written counts."""
-        packed = os.pread(self._table, self.num_slots * _ENTRY.size, _TABLE_HEADER.size)
-        whole = len(packed) // _ENTRY.size * _ENTRY.size
-        entries = [
-            (generation, StoredBlock(BlockId(slot), BlockLabel(BlockHash(name), depth)))
-            for slot, (name, depth, generation) in enumerate(_ENTRY.iter_unpack(packed[:whole]))
-            if 0 < generation < _MAX_GENERATION
-        ]
-        entries.sort(key=lambda entry: entry[0])
-        latest = {stored.label.name: (generation, stored) for generation, stored in entries}
-        return sorted(latest.values(), key=lambda entry: entry[0])
+        os.pwrite(self._table, self._layout.header(), 0)
+        return entries
 
     def _take_space(self) -> None:
         num_bytes, before = self.num_slots * self.record_bytes, os.fstat(self._blocks).st_size

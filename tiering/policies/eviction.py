@@ -1,9 +1,9 @@
 """Which unreferenced cached block goes first when a tier needs room.
 
 A policy only ranks. It is told when a block becomes evictable, is taken back into use, or is gone;
-freeing is the pool's business. Most policies are a score, and subclass ``ScoredEviction``. Blocks of one
-score leave in the order in which they lost their last reference, which is leaf first: a table that
-refers to a block refers to all blocks before it, and tables are released from their end.
+freeing is the pool's business. Most policies are a score, and subclass ``ScoredEviction``. Of blocks with
+one score the deeper ones leave first, then those that lost their last reference first. That is leaf first: a
+table that refers to a block refers to all blocks before it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tiering.types import BlockHash, BlockId
 
@@ -39,7 +39,10 @@ class CachedBlock:
 
 
 class EvictionPolicy(Protocol):
-    """Order over the evictable blocks of one tier. Made without arguments, one instance per tier."""
+    """Order over the evictable blocks of one tier. Made without arguments.
+
+    A tier has one, and where there is a tier below, another for the blocks to be copied down.
+    """
 
     @property
     def name(self) -> str:
@@ -69,46 +72,28 @@ class EvictionPolicy(Protocol):
         ...
 
 
-class LruEviction:
-    """Least recently used, leaf first. O(1) per block."""
+class _Entry(NamedTuple):
+    """Sorts by score, the deeper block of equal ones first, then by age."""
 
-    name = "lru"
-
-    def __init__(self) -> None:
-        self._queue: dict[BlockId, None] = {}
-
-    def add(self, cached: CachedBlock) -> None:
-        assert cached.block not in self._queue
-        self._queue[cached.block] = None
-
-    def take(self, block: BlockId) -> None:
-        del self._queue[block]
-
-    forget = take
-
-    def victims(self, count: int, now: float) -> list[BlockId]:
-        return list(islice(self._queue, count))
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def __iter__(self) -> Iterator[BlockId]:
-        return iter(self._queue)
+    score: float
+    negated_depth: int
+    age: int
+    block: BlockId
 
 
 class _ScoreQueue:
-    """A heap of blocks by (score, age) with lazy deletion. O(log n) per block."""
+    """A heap of blocks by score with lazy deletion. O(log n) per block."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, BlockId]] = []
+        self._heap: list[_Entry] = []
         self._age: dict[BlockId, int] = {}
         self._num_added = 0
 
-    def add(self, block: BlockId, score: float) -> None:
+    def add(self, block: BlockId, score: float, depth: int = 0) -> None:
         assert block not in self._age and not math.isnan(score)
         self._num_added += 1
         self._age[block] = self._num_added
-        heapq.heappush(self._heap, (score, self._num_added, block))
+        heapq.heappush(self._heap, _Entry(score, -depth, self._num_added, block))
 
     def remove(self, block: BlockId) -> None:
         del self._age[block]
@@ -116,9 +101,9 @@ class _ScoreQueue:
             self._heap = [entry for entry in self._heap if self._is_live(entry)]
             heapq.heapify(self._heap)
 
-    def lowest(self, count: int) -> list[tuple[float, int, BlockId]]:
+    def lowest(self, count: int) -> list[_Entry]:
         """The ``count`` entries of lowest score, which stay in the queue."""
-        found: list[tuple[float, int, BlockId]] = []
+        found: list[_Entry] = []
         while self._heap and len(found) < count:
             entry = heapq.heappop(self._heap)
             if self._is_live(entry):
@@ -136,8 +121,8 @@ class _ScoreQueue:
     def __iter__(self) -> Iterator[BlockId]:
         return iter(self._age)
 
-    def _is_live(self, entry: tuple[float, int, BlockId]) -> bool:
-        return self._age.get(entry[2]) == entry[1]
+    def _is_live(self, entry: _Entry) -> bool:
+        return self._age.get(entry.block) == entry.age
 
 
 class ScoredEviction(ABC):
@@ -153,7 +138,7 @@ class ScoredEviction(ABC):
         """Worth of keeping the block, taken when it becomes evictable. Not NaN."""
 
     def add(self, cached: CachedBlock) -> None:
-        self._queue.add(cached.block, self.score(cached))
+        self._queue.add(cached.block, self.score(cached), cached.depth)
 
     def take(self, block: BlockId) -> None:
         self._queue.remove(block)
@@ -162,13 +147,22 @@ class ScoredEviction(ABC):
         self._queue.remove(block)
 
     def victims(self, count: int, now: float) -> list[BlockId]:
-        return [block for _, _, block in self._queue.lowest(count)]
+        return [entry.block for entry in self._queue.lowest(count)]
 
     def __len__(self) -> int:
         return len(self._queue)
 
     def __iter__(self) -> Iterator[BlockId]:
         return iter(self._queue)
+
+
+class LruEviction(ScoredEviction):
+    """Least recently used first; of one history, which is used as a whole, the end first."""
+
+    name = "lru"
+
+    def score(self, cached: CachedBlock) -> float:
+        return cached.last_used
 
 
 class FifoEviction(ScoredEviction):
@@ -237,10 +231,10 @@ class SessionAwareEviction:
     def add(self, cached: CachedBlock) -> None:
         expected = cached.expected_return_at
         if expected is None:
-            self._unhinted.add(cached.block, cached.last_used)
+            self._unhinted.add(cached.block, cached.last_used, cached.depth)
         else:
-            self._farthest.add(cached.block, -expected)
-            self._overdue.add(cached.block, expected)
+            self._farthest.add(cached.block, -expected, cached.depth)
+            self._overdue.add(cached.block, expected, cached.depth)
 
     def take(self, block: BlockId) -> None:
         for queue in (self._unhinted, self._farthest, self._overdue):
@@ -250,15 +244,15 @@ class SessionAwareEviction:
     forget = take
 
     def victims(self, count: int, now: float) -> list[BlockId]:
-        overdue = [e for e in self._overdue.lowest(count) if e[0] + self.grace_s < now]
-        gone = {block for _, _, block in overdue}
-        waits = [(last_used - now, age, block) for last_used, age, block in self._unhinted.lowest(count)]
+        overdue = [e for e in self._overdue.lowest(count) if e.score + self.grace_s < now]
+        gone = {entry.block for entry in overdue}
+        waits = [entry._replace(score=entry.score - now) for entry in self._unhinted.lowest(count)]
         waits += [
-            (now + negated, age, block)
-            for negated, age, block in self._farthest.lowest(count + len(gone))
-            if block not in gone
+            entry._replace(score=now + entry.score)
+            for entry in self._farthest.lowest(count + len(gone))
+            if entry.block not in gone
         ]
-        return [block for _, _, block in islice(chain(overdue, sorted(waits)), count)]
+        return [entry.block for entry in islice(chain(overdue, sorted(waits)), count)]
 
     def __len__(self) -> int:
         return len(self._unhinted) + len(self._farthest)
@@ -343,7 +337,7 @@ class S3FifoEviction:
     def _next_candidate(self) -> BlockId:
         from_small = not len(self._main) or len(self._small) > self.small_share * len(self)
         queue = self._small if from_small else self._main
-        return queue.lowest(1)[0][2]
+        return queue.lowest(1)[0].block
 
     def _queue(self, entry: _S3Entry) -> _ScoreQueue:
         return self._main if entry.in_main else self._small
