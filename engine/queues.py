@@ -6,7 +6,7 @@ costs nothing per step, however many there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 from engine.request import Request
@@ -62,8 +62,23 @@ class RequestQueues:
 
     def by_order(self) -> list[Request]:
         """Running and restoring requests whose clients read, first in line first."""
-        held = (*self.running.values(), *self.restoring.values())
-        return sorted((r for r in held if not r.paused), key=lambda request: request.order)
+        return sorted((r for r in self._holding() if not r.paused), key=lambda request: request.order)
+
+    def last_paused(self) -> Request | None:
+        """Of those that hold device blocks and whose clients do not read, the last in line."""
+        return max((r for r in self._holding() if r.paused), key=lambda request: request.order, default=None)
+
+    def victim_for(self, request: Request, may_be_preempted: Callable[[Request], bool]) -> Request:
+        """Who gives way to ``request``: slow readers first, then the last in line; maybe itself."""
+        paused = self.last_paused()
+        if paused is not None:
+            return paused
+        behind = (r for r in self._holding() if r.order > request.order and may_be_preempted(r))
+        return max(behind, key=lambda other: other.order, default=request)
+
+    def _holding(self) -> Iterator[Request]:
+        yield from self.running.values()
+        yield from self.restoring.values()
 
     def candidates(self, limit: int) -> Iterator[Request]:
         """Who may be admitted, first in line first: by priority class, in it the parked before the waiting.

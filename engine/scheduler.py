@@ -225,29 +225,17 @@ class Scheduler:
         while not self._blocks.try_grow(request.request_id, request.num_tokens):
             if self._blocks.num_leaving():
                 return False
-            victim = self._choose_victim(request)
+            victim = self.queues.victim_for(request, self._may_be_preempted)
             self.preempt(victim)
             if victim is request:
                 return False
         return True
 
-    def _choose_victim(self, request: Request) -> Request:
-        """Slow readers first, then the last in line, not before ``request`` itself."""
-        paused = self._last_paused()
-        if paused is not None:
-            return paused
-        held = (*self.queues.running.values(), *self.queues.restoring.values())
-        behind = [r for r in held if r.order > request.order and not self._has_whole_length(r)]
-        return max(behind, key=lambda other: other.order, default=request)
-
-    def _last_paused(self) -> Request | None:
-        if not self._num_paused:
-            return None
-        held = (*self.queues.running.values(), *self.queues.restoring.values())
-        return max((r for r in held if r.paused), key=lambda request: request.order, default=None)
-
     def _has_whole_length(self, request: Request) -> bool:
         return request.num_given_way >= MAX_PREEMPTIONS
+
+    def _may_be_preempted(self, request: Request) -> bool:
+        return not self._has_whole_length(request)
 
     def preempt(self, request: Request) -> None:
         """Take a running or restoring request's device blocks, by swapping it out if that is worth while."""
@@ -303,7 +291,7 @@ class Scheduler:
                     return admission
                 request.may_load = False
                 continue
-            slow_reader = self._last_paused()
+            slow_reader = self.queues.last_paused()
             if slow_reader is None or self._blocks.num_leaving():
                 return admission
             self.preempt(slow_reader)

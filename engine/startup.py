@@ -1,6 +1,6 @@
 """Puts an engine together from its settings: model, tiers, scheduler, core.
 
-Runs on: step thread, once. The only module that knows both the deciding and the doing side.
+Runs on: step thread, once. With ``execution.tiers``, all that knows both the deciding and the doing side.
 """
 
 from __future__ import annotations

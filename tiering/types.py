@@ -98,7 +98,7 @@ _ENDS = {
 
 @dataclass(frozen=True, slots=True)
 class TransferJob:
-    """Move one block. ``label`` is None for a sequence's last, partly filled block."""
+    """Move one block. ``label`` is None for one without a name, as a sequence's last, partly filled one."""
 
     transfer_id: TransferId
     kind: TransferKind

@@ -1,6 +1,6 @@
 """When a block is copied down a tier, so that evicting it loses nothing.
 
-A policy only answers; the copies are begun by ``tiering.block_manager``, for device to host and for host
+A policy only answers; the copies are begun by ``tiering.tiers``, for device to host and for host
 to disk alike. Whatever it says, a preempted sequence that is to be swapped is copied to host.
 """
 
