@@ -42,11 +42,15 @@ def _no_new_blocks() -> int:
     return 0
 
 
+def _nothing() -> None:
+    pass
+
+
 class EngineCore:
     """Takes requests in, advances all of them step by step, and reports what came out.
 
     ``take_new_host_blocks`` says how many blocks the host tier has gained since it was last asked: its
-    memory is taken in the background.
+    memory is taken in the background. ``release_memory`` closes what the tiers hold beside the movers.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class EngineCore:
         vocab_size: int,
         clock: Callable[[], float],
         take_new_host_blocks: Callable[[], int] = _no_new_blocks,
+        release_memory: Callable[[], None] = _nothing,
     ) -> None:
         self._scheduler = scheduler
         self._blocks = blocks
@@ -69,6 +74,7 @@ class EngineCore:
         self._vocab_size = vocab_size
         self._clock = clock
         self._take_new_host_blocks = take_new_host_blocks
+        self._release_memory = release_memory
         self._num_steps = 0
         self._num_stalls = 0
         self._is_stalled = False
@@ -146,6 +152,7 @@ class EngineCore:
                 break
             self._scheduler.complete(results)
         self._transfers.close()
+        self._release_memory()
 
     def _take_in_copies(self) -> None:
         if new_blocks := self._take_new_host_blocks():
@@ -234,7 +241,10 @@ class EngineCore:
         costs = self._blocks.costs
         step_s, token_s, pair_s = costs.coefficients()
         block_s = {str(kind): costs.copy_s(kind, 1) or 0.0 for kind in TransferKind}
-        return KvCosts(step_s=step_s, token_s=token_s, pair_s=pair_s, block_s=block_s)
+        bytes_per_s = {str(kind): costs.bandwidth(kind) or 0.0 for kind in TransferKind}
+        return KvCosts(
+            step_s=step_s, token_s=token_s, pair_s=pair_s, block_s=block_s, bytes_per_s=bytes_per_s
+        )
 
     def _describe(self, request: Request) -> SequenceKv:
         return SequenceKv(

@@ -336,13 +336,15 @@ class SequenceKv(msgspec.Struct, frozen=True, kw_only=True):
 class KvCosts(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine has learnt about its own speed, in seconds; 0 where nothing was seen yet.
 
-    A step takes ``step_s`` + ``token_s`` a token + ``pair_s`` a query-key pair; ``block_s`` is by kind.
+    A step takes ``step_s`` + ``token_s`` a token + ``pair_s`` a query-key pair. By kind of move: ``block_s`` is
+    the time of one block's copy, ``bytes_per_s`` the bandwidth that this is.
     """
 
     step_s: float
     token_s: float
     pair_s: float
     block_s: dict[str, float]
+    bytes_per_s: dict[str, float]
 
 
 class KvReport(msgspec.Struct, frozen=True, tag=True):

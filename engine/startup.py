@@ -57,6 +57,7 @@ def build_core(
         vocab_size=info.vocab_size,
         clock=clock,
         take_new_host_blocks=kv.take_new_host_blocks,
+        release_memory=kv.release_memory,
     )
     return core, info
 

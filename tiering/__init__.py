@@ -1,1 +1,1 @@
-"""KV blocks by their content: names, pools, tables. Imports nothing else of ours."""
+"""KV blocks by their content: names, pools, tables, tiers, and how blocks move between them."""

@@ -92,10 +92,6 @@ class BlockPool:
         """Those of them that are free, or copied to the tier below."""
         return max(0, self.num_available() - len(self._dirty))
 
-    @property
-    def num_free(self) -> int:
-        return len(self._free)
-
     def state(self, block: BlockId) -> BlockState:
         return self._state[block]
 

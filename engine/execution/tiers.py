@@ -49,6 +49,7 @@ class KvTiers:
     costs: CostModel
     restore: RestorePolicy
     take_new_host_blocks: Callable[[], int]
+    release_memory: Callable[[], None]
     cache_secret: bytes
     host_blocks: int
     disk_blocks: int
@@ -122,6 +123,7 @@ class _Builder:
             costs=self._costs,
             restore=restore_factory(self._config.restore)(),
             take_new_host_blocks=_none if self._memory is None else self._memory.take_ready,
+            release_memory=self._release,
             cache_secret=self._secret(),
             host_blocks=0 if self._memory is None else self._memory.num_blocks,
             disk_blocks=0 if figures is None else figures.num_slots,
@@ -129,6 +131,13 @@ class _Builder:
             disk_blocks_found=0 if figures is None else figures.num_found,
             notes=tuple(self._notes),
         )
+
+    def _release(self) -> None:
+        """Close the files and stop taking memory; no copy may be under way any more."""
+        if self._store is not None:
+            self._store.close()
+        if self._memory is not None:
+            self._memory.close()
 
     def _add_host(self, num_bytes: int) -> None:
         self._memory = self._host_memory(num_bytes)

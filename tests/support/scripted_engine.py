@@ -170,7 +170,7 @@ class ScriptedEngine:
             )
             for request_id, running in self._running.items()
         )
-        costs = KvCosts(step_s=0.0, token_s=0.0, pair_s=0.0, block_s={})
+        costs = KvCosts(step_s=0.0, token_s=0.0, pair_s=0.0, block_s={}, bytes_per_s={})
         return KvReport(0, len(self.request_ids), sequences[:limit], self._stats, costs)
 
     def add_step_listener(self, listener: StepListener) -> None:
