@@ -312,6 +312,7 @@ class EngineClient:
             case LoadFailed(message, is_user_error):
                 self._fail_start(message, is_user_error)
             case IntegrityReport(check_id) | KvReport(check_id):
+                self._stats = envelope.body.stats
                 answer = self._answers.pop(check_id, None)
                 if answer is not None and not answer.done():
                     answer.set_result(envelope.body)
