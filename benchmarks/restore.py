@@ -26,6 +26,7 @@ from benchmarks.servers import Answer, Server, serving
 
 BLOCK_SIZE = 16
 TIERS = ("device", "host", "disk", "restart")
+_UP_TO = {"device": ("device",), "host": ("device", "host")}
 _PAGE = 4096
 _WORDS = ["river", "stone", "cloud", "paper", "window", "garden", "engine", "table", "music", "winter"]
 
@@ -107,8 +108,8 @@ class Rounds:
                 self.measured[row].append(took)
 
     def _push_off(self, server: Server, tier: str) -> None:
-        """Compute other conversations until this tier holds nothing older."""
-        capacity = num_blocks(server, tier) * BLOCK_SIZE
+        """Compute other conversations until this tier, and those above it, hold nothing older."""
+        capacity = sum(num_blocks(server, above) for above in _UP_TO[tier]) * BLOCK_SIZE
         done = 0.0
         while done < capacity * 1.05:
             done += server.complete(self._next(), max_tokens=1).prompt_tokens
