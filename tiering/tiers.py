@@ -27,6 +27,7 @@ from tiering.types import (
 
 PATIENCE_S = 10.0  # without the end of a single copy, after which a link or a disk is taken to hang
 _CLEAN_SHARE = 0.25  # of a pool is kept free or clean, and at least room for the longest sequence
+_CLEANING_PATIENCE_S = 0.25  # for which cleaning waits at most while blocks are loaded
 _MAX_BACKGROUND_MOVES = 64
 _BELOW = {Tier.DEVICE: TransferKind.SWAP_OUT, Tier.HOST: TransferKind.DEMOTE}
 
@@ -88,6 +89,7 @@ class Tiers:
         self._num_background: Counter[TransferKind] = Counter()
         self._progress_at = {Tier.HOST: 0.0, Tier.DISK: 0.0}
         self._now = 0.0
+        self._cleaned_at = 0.0
         self._num_moves = 0
         self._submit: list[TransferJob] = []
         self._cancel: list[TransferId] = []
@@ -222,7 +224,14 @@ class Tiers:
             self._store_down(tier, block)
 
     def clean_ahead(self) -> None:
-        """Copy down what will be evicted next, so that room can be had at once and without loss."""
+        """Copy down what will be evicted next, so that room can be had at once and without loss.
+
+        Somebody waits for loads, which this would slow down, so it waits for them; but not for long.
+        """
+        has_loads = any(self.num_moves_of(kind) for kind in TransferKind if kind.is_load)
+        if has_loads and self._now - self._cleaned_at < _CLEANING_PATIENCE_S:
+            return
+        self._cleaned_at = self._now
         for tier, policy in self._writes.items():
             if policy.cleans_ahead:
                 self._clean(tier)
