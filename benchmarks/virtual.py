@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from engine.core import EngineCore
 from engine.messages import AddRequest, SamplingParams
-from engine.schedule import SampledToken, SchedulerOutput, StepOutput
+from engine.schedule import Sample, SampledToken, SchedulerOutput, StepOutput
 from engine.scheduler import Scheduler, SchedulerConfig
 from tiering.block_manager import BlockManager
 from tiering.block_pool import BlockPool
@@ -55,8 +55,8 @@ class _Executor:
     def execute(self, plan: SchedulerOutput) -> StepOutput:
         m = self._machine
         self._clock.now += m.step_s + m.token_s * plan.num_tokens + m.pair_s * plan.num_pairs
-        asked = [chunk.request_id for chunk in plan.chunks if chunk.sample is not None]
-        return StepOutput(tuple(SampledToken(request_id, 1, None) for request_id in asked))
+        asked = [chunk.sequence_id for chunk in plan.chunks if chunk.sample is not None]
+        return StepOutput(tuple(Sample(sequence_id, (SampledToken(1),)) for sequence_id in asked))
 
 
 class Simulation:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 
-from engine.request import Request
+from engine.request import SequenceGroup
+from engine.sequence import Sequence
 from tiering.restore import Restore
 from tiering.tables import Admission
 from tiering.types import Tier
@@ -17,12 +19,13 @@ class SchedulerTotals:
 
     ``recomputed_tokens``: tokens computed although their KV had existed. ``preemptions`` by
     ``kind/cause``. Of restores that were only loaded: ``restore_s`` from begin to end, beside
-    ``restore_predicted_s`` of the cost model.
+    ``restore_predicted_s`` of the cost model. ``block_copies``: blocks copied on the device before a write.
     """
 
     prompt_tokens: int = 0
     generated_tokens: int = 0
     recomputed_tokens: int = 0
+    block_copies: int = 0
     hit_tokens: Counter[Tier] = field(default_factory=Counter)
     preemptions: Counter[str] = field(default_factory=Counter)
     num_restores: int = 0
@@ -32,34 +35,47 @@ class SchedulerTotals:
     def count_preemption(self, kind: str, *, slow_reader: bool) -> None:
         self.preemptions[f"{kind}/{'slow_reader' if slow_reader else 'pressure'}"] += 1
 
+    def count_recomputation(self, sequence: Sequence, num_found: int) -> None:
+        """A sequence begins anew with ``num_found`` tokens."""
+        self.recomputed_tokens += max(0, sequence.num_known_tokens - num_found)
 
-def count_admission(totals: SchedulerTotals, request: Request, admission: Admission) -> None:
+
+def count_admission(totals: SchedulerTotals, group: SequenceGroup, admission: Admission) -> None:
     """A request has its blocks, with nothing to load."""
-    found = Counter({Tier.DEVICE: admission.num_cached_tokens})
-    request.num_known_tokens = max(
-        request.num_known_tokens, admission.num_cached_tokens + admission.num_forgone_tokens
-    )
-    _count(totals, request, found)
+    num_found, first = admission.num_cached_tokens[0], group.first
+    first.num_known_tokens = max(first.num_known_tokens, num_found + admission.num_forgone_tokens)
+    for sequence, num_cached in zip(group.sequences, admission.num_cached_tokens, strict=True):
+        if sequence is first or num_cached:
+            totals.count_recomputation(sequence, num_cached)
+    _count_hits(totals, group, Counter({Tier.DEVICE: num_found}))
 
 
-def count_restore(totals: SchedulerTotals, request: Request, restore: Restore, now: float) -> None:
-    """A request's loads are over, those that were called off included. ``now`` in seconds."""
-    if restore.predicted_s is not None and not restore.overlaps:
+def count_restore(
+    totals: SchedulerTotals, group: SequenceGroup, restores: Several[Restore | None], now: float
+) -> None:
+    """A request's loads are over, those that were called off included; one entry a sequence. ``now``:
+    seconds.
+    """
+    first = next((restore for restore in restores if restore is not None), None)
+    if first is not None and first.predicted_s is not None and not first.overlaps:
         totals.num_restores += 1
-        totals.restore_s += now - restore.begun_at
-        totals.restore_predicted_s += restore.predicted_s
-    found = Counter({tier: restore.tokens_from(tier) for tier in Tier})
-    found[Tier.DEVICE] += restore.first * restore.block_size
-    request.num_known_tokens = max(request.num_known_tokens, restore.num_tokens)
-    _count(totals, request, found)
+        totals.restore_s += now - first.begun_at
+        totals.restore_predicted_s += first.predicted_s
+    found: Counter[Tier] = Counter()
+    for sequence, restore in zip(group.sequences, restores, strict=True):
+        if restore is not None:
+            found = Counter({tier: restore.tokens_from(tier) for tier in Tier})
+            found[Tier.DEVICE] += restore.first * restore.block_size
+            sequence.num_known_tokens = max(sequence.num_known_tokens, restore.num_tokens)
+            totals.count_recomputation(sequence, found.total())
+    _count_hits(totals, group, found)
 
 
-def _count(totals: SchedulerTotals, request: Request, found: Counter[Tier]) -> None:
-    num_found = found.total()
-    totals.recomputed_tokens += max(0, request.num_known_tokens - num_found)
-    if request.is_counted:
+def _count_hits(totals: SchedulerTotals, group: SequenceGroup, found: Counter[Tier]) -> None:
+    """Of the prompt, which only one sequence has when it is counted."""
+    if group.is_counted:
         return
-    request.is_counted = True
-    request.num_cached_tokens = num_found
-    totals.prompt_tokens += len(request.prompt_token_ids)
+    group.is_counted = True
+    group.num_cached_tokens = found.total()
+    totals.prompt_tokens += group.num_prompt_tokens
     totals.hit_tokens.update(found)

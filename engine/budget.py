@@ -16,6 +16,10 @@ class StepBudget:
     def exhausted(self) -> bool:
         return self.num_tokens <= 0 or self.num_seqs <= 0
 
+    def has_room_for(self, num_seqs: int) -> bool:
+        """Whether so many sequences can take a token each."""
+        return num_seqs <= min(self.num_seqs, self.num_tokens)
+
     def take(self, wanted_tokens: int) -> int:
         """Spend on one sequence; returns the tokens granted (at most ``wanted_tokens``, at least 1)."""
         assert not self.exhausted

@@ -9,7 +9,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol, assert_never
 
 from engine.config import EngineConfig
@@ -24,6 +24,7 @@ from engine.messages import (
     EngineFailed,
     EngineInfo,
     EngineStats,
+    ForkRequest,
     FromEngine,
     IntegrityReport,
     KvReport,
@@ -78,10 +79,11 @@ class StepListener(Protocol):
 class Engine(Protocol):
     """What the gateway needs of an engine. ``EngineClient`` is the real one; tests script another.
 
-    All methods run on the event loop. ``submit``, ``abort``, ``pause`` and ``resume`` return at
-    once. After ``abort`` the sink gets nothing more. ``abort``, ``pause`` and ``resume`` of an
-    unknown id do nothing. ``submit`` raises EngineDeadError if the engine is gone, and EngineBusyError
-    if it is so far behind that nothing more should be sent.
+    All methods run on the event loop. ``submit``, ``fork``, ``abort``, ``pause`` and ``resume`` return at
+    once. ``fork`` has a sink for each branch, by its request id. After ``abort`` the sink gets nothing more;
+    with an index, little more of that sequence. ``abort``, ``pause`` and ``resume`` of an
+    unknown id do nothing. ``submit`` and ``fork`` raise EngineDeadError if the engine is gone, and
+    EngineBusyError if it is so far behind that nothing more should be sent.
     """
 
     @property
@@ -92,7 +94,9 @@ class Engine(Protocol):
 
     def submit(self, request: AddRequest, sink: DeltaSink) -> None: ...
 
-    def abort(self, request_id: str) -> None: ...
+    def fork(self, request: ForkRequest, sinks: Mapping[str, DeltaSink]) -> None: ...
+
+    def abort(self, request_id: str, index: int | None = None) -> None: ...
 
     def pause(self, request_id: str) -> None: ...
 
@@ -198,17 +202,27 @@ class EngineClient:
         return self._process.pid
 
     def submit(self, request: AddRequest, sink: DeltaSink) -> None:
+        self._begin(request, {request.request_id: sink})
+
+    def fork(self, request: ForkRequest, sinks: Mapping[str, DeltaSink]) -> None:
+        assert sinks.keys() == {branch.request_id for branch in request.branches}
+        self._begin(request, sinks)
+
+    def _begin(self, command: AddRequest | ForkRequest, sinks: Mapping[str, DeltaSink]) -> None:
         if self._dead.done():
             raise EngineDeadError(self._dead.result())
         if self._link.is_congested:
             raise EngineBusyError("The engine is far behind; try again later.")
-        assert request.request_id not in self._sinks
-        self._sinks[request.request_id] = sink
+        assert not sinks.keys() & self._sinks.keys()
+        self._sinks.update(sinks)
         self._note_pending()
-        self._send(request)
+        self._send(command)
 
-    def abort(self, request_id: str) -> None:
-        if self._forget(request_id):
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        if index is not None:
+            if request_id in self._sinks:
+                self._send(AbortRequest(request_id, index))
+        elif self._forget(request_id):
             self._send(AbortRequest(request_id))
 
     def pause(self, request_id: str) -> None:
@@ -328,7 +342,7 @@ class EngineClient:
             sink = self._sinks.get(delta.request_id)
             if sink is None:
                 continue
-            if delta.finish_reason is not None:
+            if delta.ends_request:
                 self._forget(delta.request_id)
             sink.deliver(delta)
         for listener in self._listeners:

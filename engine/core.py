@@ -14,6 +14,7 @@ from engine.messages import (
     AddRequest,
     EngineStats,
     FinishReason,
+    ForkRequest,
     KvCosts,
     KvReport,
     SequenceKv,
@@ -22,9 +23,10 @@ from engine.messages import (
     TokenDelta,
     TransferStats,
 )
-from engine.request import Request
+from engine.request import SequenceGroup
 from engine.schedule import SchedulerOutput, StepOutput
 from engine.scheduler import Scheduler
+from engine.sequence import Sequence
 from tiering import integrity
 from tiering.block_manager import BlockManager
 from tiering.block_pool import BlockPool
@@ -86,12 +88,36 @@ class EngineCore:
         if error is None:
             self._scheduler.add(message)
         else:
-            self._refused.append(
-                TokenDelta(message.request_id, finish_reason=FinishReason.ERROR, error=error)
+            self._refuse(message.request_id, error)
+
+    def fork(self, message: ForkRequest) -> None:
+        """Start requests that go on from what another has so far."""
+        history = self._scheduler.history(message.request_id, message.index, message.cache_salt)
+        for branch in message.branches:
+            if history is None:
+                self._refuse(
+                    branch.request_id,
+                    f"There is no sequence {message.index} of request {message.request_id} to fork, or it"
+                    " ended too long ago; send its tokens as a prompt.",
+                )
+                continue
+            self.add(
+                AddRequest(
+                    request_id=branch.request_id,
+                    prompt_token_ids=(*history, *branch.token_ids),
+                    sampling=branch.sampling,
+                    cache_salt=message.cache_salt,
+                    priority=message.priority,
+                )
             )
 
-    def abort(self, request_id: str) -> None:
-        self._scheduler.abort(request_id)
+    def _refuse(self, request_id: str, error: str) -> None:
+        self._refused.append(
+            TokenDelta(request_id, finish_reason=FinishReason.ERROR, error=error, ends_request=True)
+        )
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        self._scheduler.abort(request_id, index)
 
     def pause(self, request_id: str) -> None:
         self._scheduler.pause(request_id)
@@ -180,7 +206,7 @@ class EngineCore:
     def problems(self) -> tuple[str, ...]:
         """Recount requests and blocks from scratch."""
         scheduler = self._scheduler
-        requests = recount.check(scheduler.queues, scheduler.num_paused, self._blocks)
+        requests = recount.check(scheduler.queues, self._blocks)
         return (*requests, *integrity.check(self._blocks))
 
     def stats(self) -> EngineStats:
@@ -198,6 +224,7 @@ class EngineCore:
             prompt_tokens_total=totals.prompt_tokens,
             generated_tokens_total=totals.generated_tokens,
             recomputed_tokens_total=totals.recomputed_tokens,
+            block_copies_total=totals.block_copies,
             restores_total=totals.num_restores,
             restore_s_total=totals.restore_s,
             restore_predicted_s_total=totals.restore_predicted_s,
@@ -223,9 +250,11 @@ class EngineCore:
 
     def describe_kv(self, check_id: int, limit: int) -> KvReport:
         """Where the blocks of each request are, for at most ``limit`` requests, first in line first."""
-        requests = sorted(self._scheduler.queues, key=lambda request: request.order)
-        sequences = tuple(self._describe(request) for request in requests[:limit])
-        return KvReport(check_id, len(requests), sequences, self.stats(), self._costs())
+        groups = sorted(self._scheduler.queues, key=lambda group: group.order)
+        sequences = tuple(
+            self._describe(group, sequence) for group in groups[:limit] for sequence in group.sequences
+        )
+        return KvReport(check_id, len(groups), sequences, self.stats(), self._costs())
 
     def report(self) -> StepReport:
         """Present figures, without a step."""
@@ -246,16 +275,17 @@ class EngineCore:
             step_s=step_s, token_s=token_s, pair_s=pair_s, block_s=block_s, bytes_per_s=bytes_per_s
         )
 
-    def _describe(self, request: Request) -> SequenceKv:
+    def _describe(self, group: SequenceGroup, sequence: Sequence) -> SequenceKv:
         return SequenceKv(
-            request_id=request.request_id,
-            status=request.status.value,
-            priority=request.priority,
-            num_tokens=request.num_tokens,
-            num_computed_tokens=request.num_computed_tokens,
-            num_preemptions=request.num_preemptions,
-            paused=request.paused,
-            blocks=self._blocks.places(request.request_id, request.num_computed_tokens),
+            request_id=group.request_id,
+            index=sequence.index,
+            status=group.status.value,
+            priority=group.priority,
+            num_tokens=sequence.num_tokens,
+            num_computed_tokens=sequence.num_computed_tokens,
+            num_preemptions=group.num_preemptions,
+            paused=group.paused,
+            blocks=self._blocks.places(sequence.sequence_id, sequence.num_computed_tokens),
         )
 
     def _why_refuse(self, message: AddRequest) -> str | None:
@@ -266,8 +296,15 @@ class EngineCore:
             return f"The prompt has {len(prompt)} tokens; the window holds {self._max_model_len}."
         if min(prompt) < 0 or max(prompt) >= self._vocab_size:
             return f"A prompt token id is outside the vocabulary of {self._vocab_size}."
-        if message.sampling.max_tokens < 1:
+        sampling = message.sampling
+        if sampling.max_tokens < 1:
             return "max_tokens must be at least 1."
+        if not 1 <= sampling.n <= sampling.num_seqs:
+            return "n must be at least 1, and at most the width of a beam search."
+        if "#" in message.request_id:
+            return "A request id must not contain '#'."
+        if too_large := self._scheduler.why_too_large(message):
+            return too_large
         if self._scheduler.has_request(message.request_id):
             return f"Request id {message.request_id} is already in use."
         return None

@@ -9,6 +9,7 @@ Imports neither torch nor sockets: both sides, and the tests, share this file.
 from __future__ import annotations
 
 import enum
+from typing import Literal
 
 import msgspec
 
@@ -27,13 +28,27 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
+class BeamParams(msgspec.Struct, frozen=True):
+    """Beam search with ``width`` beams, in the sense of ``engine.beam``.
+
+    ``early_stopping``: True ends it once ``width`` sequences are finished; False when the best beam, were it
+    to end now, would not beat them; "never" when it cannot beat them at any length.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How to choose the next token. All ranges are checked by the gateway before it is built.
 
     ``temperature`` 0 is greedy. ``top_k`` 0 means no limit. ``logprobs`` is None for none, else the
     number of alternatives to report beside the sampled token (0 is valid). ``max_tokens`` is always
-    set: the gateway clamps it to the window. ``seed`` is 64 bits; the n-th draw of a request depends
-    only on (seed, position), never on its neighbours in the batch.
+    set: the gateway clamps it to the window. ``seed`` is 64 bits; a draw depends only on (seed, position),
+    never on its neighbours in the batch. ``n`` sequences are generated for one prompt, of which number i
+    draws with ``seed`` + i; with ``beam`` they are the ``n`` best that the search found, and nothing is
+    drawn.
     """
 
     max_tokens: int
@@ -50,6 +65,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
+    n: int = 1
+    beam: BeamParams | None = None
+
+    @property
+    def num_seqs(self) -> int:
+        """How many sequences run at once for this request."""
+        return self.n if self.beam is None else self.beam.width
 
 
 # ---- gateway -> engine -------------------------------------------------------------------------
@@ -76,10 +98,35 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     expected_return_s: float | None = None
 
 
-class AbortRequest(msgspec.Struct, frozen=True, tag=True):
-    """Drop a request in whatever state it is. Unknown or finished ids are ignored."""
+class Branch(msgspec.Struct, frozen=True, kw_only=True):
+    """One continuation of another request's tokens: ``token_ids`` are appended to them, then ``sampling``."""
 
     request_id: str
+    sampling: SamplingParams
+    token_ids: tuple[int, ...] = ()
+
+
+class ForkRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Start requests whose prompt is all that sequence ``index`` of request ``request_id`` has so far.
+
+    It may be running, or finished not too long ago. Branches share its full blocks on whatever tier they
+    are. ``cache_salt`` must be that of the forked request: another tenant's is as good as unknown.
+    """
+
+    request_id: str
+    branches: tuple[Branch, ...]
+    index: int = 0
+    cache_salt: bytes = b""
+    priority: int = 0
+
+
+class AbortRequest(msgspec.Struct, frozen=True, tag=True):
+    """Drop a request, or one of its sequences, in whatever state it is. What is unknown or over is
+    ignored.
+    """
+
+    request_id: str
+    index: int | None = None
 
 
 class PauseRequest(msgspec.Struct, frozen=True, tag=True):
@@ -114,6 +161,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 EngineCommand = (
     Configure
     | AddRequest
+    | ForkRequest
     | AbortRequest
     | PauseRequest
     | ResumeRequest
@@ -144,7 +192,11 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
-    """What one engine step produced for one request.
+    """What one engine step produced for sequence ``index`` of one request.
+
+    A sequence ends with its ``finish_reason``, and the request with the last of its sequences, or with an
+    error of any of them: ``ends_request``. A beam search tells its ``n`` results, best first, when it is
+    done, each with its ``score``.
 
     ``logprobs`` is aligned with ``token_ids`` when asked for. ``stop_token_id`` is set when the last
     token ended the sequence (end of text, or one of ``stop_token_ids``): it counts as generated but
@@ -159,6 +211,9 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+    index: int = 0
+    ends_request: bool = False
+    score: float | None = None
 
 
 class TierStats(msgspec.Struct, frozen=True, array_like=True):
@@ -195,8 +250,9 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 
     ``tiers`` is keyed by tier, ``transfers`` by kind of move, ``preemptions`` by ``kind/cause`` (swap or
     recompute; pressure or slow_reader). ``blocks_in_use``: referenced blocks of all tiers, those under a
-    copy included. ``stalls_total``: times that there was work, and all of it waited for copies. ``restore_*``
-    are of restores by loading alone: their time, and what was predicted.
+    copy included. ``block_copies_total``: blocks copied on the device before a write. ``stalls_total``: times
+    that there was work, and all of it waited for copies. ``restore_*`` are of restores by loading alone:
+    their time, and what was predicted.
     """
 
     num_running: int = 0
@@ -209,6 +265,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_total: int = 0
     generated_tokens_total: int = 0
     recomputed_tokens_total: int = 0
+    block_copies_total: int = 0
     restores_total: int = 0
     restore_s_total: float = 0.0
     restore_predicted_s_total: float = 0.0
@@ -320,10 +377,12 @@ class SequenceKv(msgspec.Struct, frozen=True, kw_only=True):
     """Where one request's blocks are.
 
     ``blocks`` has a letter for each logical block: D device, H host slot; for a block that is coming back,
-    h from host or d from disk; and ``.`` for one that is still to be computed.
+    h from host or d from disk; and ``.`` for one that is still to be computed. ``index`` is that of the
+    sequence in its request; of a beam search, a number that no other beam has had.
     """
 
     request_id: str
+    index: int
     status: str
     priority: int
     num_tokens: int

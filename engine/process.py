@@ -30,6 +30,7 @@ from engine.messages import (
     EngineCommand,
     EngineFailed,
     EngineInfo,
+    ForkRequest,
     IntegrityReport,
     LoadFailed,
     LoadProgress,
@@ -73,8 +74,10 @@ class EngineServer:
         match command:
             case AddRequest():
                 self._core.add(command)
-            case AbortRequest(request_id):
-                self._core.abort(request_id)
+            case ForkRequest():
+                self._core.fork(command)
+            case AbortRequest(request_id, index):
+                self._core.abort(request_id, index)
             case PauseRequest(request_id):
                 self._core.pause(request_id)
             case ResumeRequest(request_id):

@@ -1,4 +1,4 @@
-"""One request as the engine knows it: its tokens, how far they are computed, and its status.
+"""One request as the engine knows it: a group of sequences that go through life together, and their status.
 
 Runs on: step thread, sole owner. Status changes go through a transition table; an illegal one
 raises and changes nothing.
@@ -7,11 +7,14 @@ raises and changes nothing.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 
-from engine.messages import AddRequest, FinishReason, SamplingParams
-from tiering.hashing import ROOT, BlockNamer
-from tiering.types import BlockHash, IllegalTransitionError
+from engine.beam import BeamSearch
+from engine.messages import AddRequest, SamplingParams
+from engine.sequence import Sequence
+from tiering.hashing import BlockNamer
+from tiering.types import IllegalTransitionError
+
+_SEED_MASK = 2**63 - 1
 
 
 class RequestStatus(enum.Enum):
@@ -67,57 +70,74 @@ TRANSITIONS: dict[tuple[RequestStatus, RequestEvent], RequestStatus] = {
 }
 
 
-class Request:
-    """A prompt, what was generated for it, and how many of those tokens have their KV computed.
+class SequenceGroup:
+    """The sequences of one request: one prompt, computed once, then ``sampling.num_seqs`` continuations of
+    it.
 
+    They are admitted, preempted, swapped and restored together, and take their next tokens in the same step.
     ``num_given_way`` counts the preemptions in favour of another request, not those because its client
-    did not read. ``num_known_tokens`` is how many tokens had their KV computed, or found, at best: what of
-    them has to be computed again is recomputation. ``may_load`` is False once a load has failed it, until it
-    is swapped out anew.
+    did not read. ``may_load`` is False once a load has failed it, until it is swapped out anew.
+    ``has_branched``: the prompt is computed, and every sequence has its first token; ``unwanted`` are indices
+    of those that were aborted before. ``cache_salt`` is the tenant's.
     """
 
     __slots__ = (
-        "_namer",
+        "_next_index",
         "arrival_index",
-        "block_names",
+        "beams",
+        "cache_salt",
         "expected_return_s",
+        "has_branched",
         "is_counted",
         "max_total_tokens",
         "may_load",
         "num_cached_tokens",
-        "num_computed_tokens",
         "num_given_way",
-        "num_known_tokens",
         "num_preemptions",
-        "output_token_ids",
         "paused",
         "priority",
-        "prompt_token_ids",
         "request_id",
         "sampling",
+        "sequences",
         "status",
+        "unwanted",
     )
 
-    def __init__(self, message: AddRequest, *, arrival_index: int, namer: BlockNamer, max_len: int) -> None:
+    def __init__(
+        self,
+        message: AddRequest,
+        *,
+        arrival_index: int,
+        namer: BlockNamer,
+        max_len: int,
+        stop_token_ids: tuple[int, ...] = (),
+    ) -> None:
         self.request_id = message.request_id
-        self.prompt_token_ids = message.prompt_token_ids
         self.sampling: SamplingParams = message.sampling
         self.priority = message.priority
         self.expected_return_s = message.expected_return_s
+        self.cache_salt = message.cache_salt
         self.arrival_index = arrival_index
-        self.output_token_ids: list[int] = []
-        self.max_total_tokens = min(len(self.prompt_token_ids) + self.sampling.max_tokens, max_len)
+        self.sequences = [Sequence(message.request_id, 0, message.prompt_token_ids, namer)]
+        self.max_total_tokens = min(len(message.prompt_token_ids) + self.sampling.max_tokens, max_len)
         self.status = RequestStatus.WAITING
         self.paused = False
-        self.num_computed_tokens = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.num_given_way = 0
-        self.num_known_tokens = 0
         self.may_load = True
         self.is_counted = False
-        self.block_names: list[BlockHash] = []
-        self._namer = namer
+        self.has_branched = False
+        self.unwanted: set[int] = set()
+        self.beams = self._new_search(stop_token_ids)
+        self._next_index = 1
+
+    def _new_search(self, stop_token_ids: tuple[int, ...]) -> BeamSearch | None:
+        if self.sampling.beam is None:
+            return None
+        ends = frozenset(() if self.sampling.ignore_eos else stop_token_ids) | {*self.sampling.stop_token_ids}
+        max_tokens = self.max_total_tokens - len(self.sequences[0].prompt_token_ids)
+        return BeamSearch(self.sampling.beam, ends, max_tokens)
 
     @property
     def order(self) -> tuple[int, int]:
@@ -125,13 +145,41 @@ class Request:
         return (self.priority, self.arrival_index)
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens known: prompt and output."""
-        return len(self.prompt_token_ids) + len(self.output_token_ids)
+    def first(self) -> Sequence:
+        """The sequence that computes what all have in common."""
+        return self.sequences[0]
 
     @property
-    def num_uncomputed_tokens(self) -> int:
-        return self.num_tokens - self.num_computed_tokens
+    def num_seqs(self) -> int:
+        """Places in a step that the group takes, or will take once its prompt is computed."""
+        return len(self.sequences) if self.has_branched else self.sampling.num_seqs
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.first.prompt_token_ids)
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether all that is left to compute is the last token of each sequence."""
+        return all(sequence.num_uncomputed_tokens == 1 for sequence in self.sequences)
+
+    def sequence(self, index: int) -> Sequence | None:
+        """The living sequence with that index."""
+        return next((sequence for sequence in self.sequences if sequence.index == index), None)
+
+    def seeds_of(self, sequence: Sequence) -> tuple[int, ...]:
+        """Of the draws that follow a sequence's last token: the prompt's are those of all its
+        continuations.
+        """
+        if self.beams is not None:
+            return ()
+        indices = (sequence.index,) if self.has_branched else range(self.sampling.n)
+        return tuple((self.sampling.seed + index) & _SEED_MASK for index in indices)
+
+    def fork(self, parent: Sequence) -> Sequence:
+        """A further sequence with the history of ``parent``, which is to be added to ``sequences``."""
+        index, self._next_index = self._next_index, self._next_index + 1
+        return parent.fork(f"{self.request_id}#{index}", index)
 
     def move(self, event: RequestEvent) -> None:
         """Change status. Raises IllegalTransitionError if the present status forbids ``event``."""
@@ -141,36 +189,3 @@ class Request:
             raise IllegalTransitionError(
                 f"request {self.request_id} is {self.status.value} and cannot {event.value}"
             ) from None
-
-    def token_slice(self, start: int, stop: int) -> Sequence[int]:
-        """Known tokens ``[start, stop)``. Costs their number, not the length of the history."""
-        boundary = len(self.prompt_token_ids)
-        if start >= boundary:
-            return self.output_token_ids[start - boundary : stop - boundary]
-        if stop <= boundary:
-            return self.prompt_token_ids[start:stop]
-        return [*self.prompt_token_ids[start:], *self.output_token_ids[: stop - boundary]]
-
-    def name_blocks(self, num_tokens: int) -> list[BlockHash]:
-        """Names of the full blocks among the first ``num_tokens`` tokens (and maybe more)."""
-        size = self._namer.block_size
-        for index in range(len(self.block_names), num_tokens // size):
-            parent = self.block_names[-1] if self.block_names else ROOT
-            token_ids = self.token_slice(index * size, (index + 1) * size)
-            self.block_names.append(self._namer.name(parent, token_ids))
-        return self.block_names
-
-    def banned_token_ids(self, stop_token_ids: Sequence[int]) -> Sequence[int]:
-        """Tokens that may not be drawn next: those that would end a text shorter than asked for."""
-        if len(self.output_token_ids) >= self.sampling.min_tokens:
-            return ()
-        return (*stop_token_ids, *self.sampling.stop_token_ids)
-
-    def finish_reason_after(self, token_id: int, stop_token_ids: frozenset[int]) -> FinishReason | None:
-        """Whether the token just appended ends the request, and why."""
-        ends_text = token_id in stop_token_ids and not self.sampling.ignore_eos
-        if len(self.output_token_ids) >= self.sampling.min_tokens and (
-            ends_text or token_id in self.sampling.stop_token_ids
-        ):
-            return FinishReason.STOP
-        return FinishReason.LENGTH if self.num_tokens >= self.max_total_tokens else None

@@ -10,32 +10,36 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.messages import SamplingParams, TokenLogprobs
+from tiering.types import BlockCopy
 
 
 @dataclass(frozen=True, slots=True)
 class SampleSpec:
-    """Ask for one token after the last computed position of a chunk.
+    """Ask for tokens after the last computed position of a chunk.
 
-    ``position`` is the index in the sequence of the token to be drawn (= tokens known so far); with
-    ``params.seed`` it keys the random draw. The sequences are views valid for this step only.
+    One is drawn for each of ``seeds``; ``position``, the index in the sequence of the token to be drawn
+    (= tokens known so far), keys the random draw with it. Without seeds it is the ``num_candidates``
+    likeliest that are asked for. The sequences are views valid for this step only.
     """
 
     params: SamplingParams
+    seeds: tuple[int, ...]
     position: int
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]
     banned_token_ids: Sequence[int]
+    num_candidates: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledChunk:
-    """Tokens ``[start, start + len(token_ids))`` of one request, to be computed in this step.
+    """Tokens ``[start, start + len(token_ids))`` of one sequence, to be computed in this step.
 
     ``block_table`` maps logical to device blocks and covers at least ``start + len(token_ids)``
     tokens. ``sample`` is None for a chunk that does not reach the end of the known tokens.
     """
 
-    request_id: str
+    sequence_id: str
     token_ids: Sequence[int]
     start: int
     block_table: Sequence[int]
@@ -44,9 +48,13 @@ class ScheduledChunk:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step's work: decodes first, then prefill chunks."""
+    """One step's work: ``copies`` within the device pool, before anything is computed; then the chunks,
+
+    decodes first, then prefills.
+    """
 
     chunks: tuple[ScheduledChunk, ...]
+    copies: tuple[BlockCopy, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -61,15 +69,26 @@ class SchedulerOutput:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """The token drawn for a request; ``token_id`` is None if its logits were not finite."""
+    """A token that was drawn, or a candidate, for which ``log_probability`` is what a beam search ranks by.
 
-    request_id: str
-    token_id: int | None
-    logprobs: TokenLogprobs | None
+    ``logprobs`` is what the user asked to see.
+    """
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+    log_probability: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a chunk's ``SampleSpec`` asked for. No tokens: the logits were not finite."""
+
+    sequence_id: str
+    tokens: tuple[SampledToken, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """One entry for each chunk that asked for a sample, in the order of the chunks."""
 
-    samples: tuple[SampledToken, ...]
+    samples: tuple[Sample, ...]

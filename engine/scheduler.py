@@ -1,12 +1,10 @@
-"""Continuous batching, first come first served: which tokens of which requests the next step computes.
+"""Continuous batching, first come first served: which tokens of which sequences the next step computes.
 
 Runs on: step thread, sole owner. Blocks: never; no torch, no clock. ``schedule`` decides and returns
 a value, someone else carries it out, ``update`` advances the state. The stages of ``schedule`` share
 one budget: running decodes, prefills (those of restoring requests too), then the parked and the waiting.
 
-Progress: a request is preempted only for one before it in line, or because its client does not read, and
-is admitted only with room for all its known tokens. After ``MAX_PREEMPTIONS`` for others it comes back
-with blocks for its whole length, and then loses them only if its client does not read. A paused
+The sequences of a request go together: all of them take their next token in a step, or none. A paused
 request takes no place in a step; the blocks it holds are the first to go. Nobody waits for a copy: who
 needs blocks that are being copied out, or KV that is being copied in, sits out the step; who
 waits for a disk that hangs computes instead.
@@ -14,21 +12,23 @@ waits for a disk that hangs computes instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import abc
 from dataclasses import dataclass
 
-from engine.accounting import SchedulerTotals, count_admission, count_restore
+from engine.accounting import SchedulerTotals
 from engine.budget import StepBudget
-from engine.messages import AddRequest, FinishReason, TokenDelta
+from engine.histories import Histories
+from engine.messages import AddRequest, TokenDelta
 from engine.queues import RequestQueues
-from engine.request import Request, RequestEvent, RequestStatus
-from engine.schedule import SampledToken, SampleSpec, ScheduledChunk, SchedulerOutput, StepOutput
+from engine.request import RequestStatus, SequenceGroup
+from engine.results import Results
+from engine.room import Room
+from engine.schedule import SampleSpec, ScheduledChunk, SchedulerOutput, StepOutput
+from engine.sequence import Sequence
 from tiering.block_manager import BlockManager
 from tiering.hashing import BlockNamer, derive_salt
-from tiering.tables import Admission, Refusal, SequenceEvent
-from tiering.types import BlockHash, TransferResult
-
-MAX_PREEMPTIONS = 4
+from tiering.tables import Refusal
+from tiering.types import TransferResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,12 @@ class Scheduler:
         self.queues = RequestQueues()
         self._config = config
         self._blocks = blocks
-        self._watermark = max(1, int(config.watermark * blocks.num_blocks))
-        self._stop_token_ids = frozenset(config.stop_token_ids)
-        self._num_paused = 0
+        watermark = max(1, int(config.watermark * blocks.num_blocks))
+        self._room = Room(blocks, self.queues, self.totals, watermark)
+        self._histories = Histories()
+        self._results = Results(
+            blocks, self.queues, self.totals, frozenset(config.stop_token_ids), self._histories
+        )
         self._num_arrivals = 0
         self._now = 0.0
 
@@ -68,37 +71,94 @@ class Scheduler:
     def add(self, message: AddRequest) -> None:
         """Queue a request. The message must have passed ``EngineCore``'s checks."""
         salt = derive_salt(self._config.cache_secret, self._config.fingerprint, message.cache_salt)
-        request = Request(
+        group = SequenceGroup(
             message,
             arrival_index=self._num_arrivals,
             namer=BlockNamer(salt, self._blocks.block_size),
             max_len=self._config.max_model_len,
+            stop_token_ids=self._config.stop_token_ids,
         )
         self._num_arrivals += 1
-        self.queues.add(request)
+        self.queues.add(group)
 
-    def abort(self, request_id: str) -> None:
-        """Forget a request in whatever state it is. Unknown and finished ids are ignored."""
-        request = self.queues.get(request_id)
-        if request is not None:
-            self._finish(request)
+    def why_too_large(self, message: AddRequest) -> str | None:
+        """Why a request could never run, however empty the pool; None if it can."""
+        num_seqs = message.sampling.num_seqs
+        if num_seqs > self._config.max_num_seqs:
+            most = self._config.max_num_seqs
+            return f"It asks for {num_seqs} sequences at once; --max-num-seqs allows {most}."
+        num_prompt = len(message.prompt_token_ids)
+        length = min(num_prompt + message.sampling.max_tokens, self._config.max_model_len)
+        shared = num_prompt // self._blocks.block_size
+        needed = shared + num_seqs * (self._blocks.blocks_for(length) - shared)
+        if num_seqs > 1 and needed > self._blocks.num_blocks:
+            return (
+                f"{num_seqs} sequences of up to {length} tokens need {needed} blocks;"
+                f" the device pool has {self._blocks.num_blocks}. Ask for fewer, or for fewer tokens."
+            )
+        return None
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Forget a request, or one of its sequences, in whatever state it is. What is unknown is ignored.
+
+        A beam search has no sequences that could be named; it is aborted whole.
+        """
+        group = self.queues.get(request_id)
+        if group is None:
+            return
+        if index is None or group.beams is not None:
+            self._results.drop(group)
+        elif group.has_branched:
+            self._abort_sequence(group, index)
+        else:
+            group.unwanted.add(index)
+            if group.unwanted.issuperset(range(group.sampling.n)):
+                self._results.drop(group)
+
+    def history(self, request_id: str, index: int, cache_salt: bytes) -> tuple[int, ...] | None:
+        """All tokens of a sequence that runs or ended not long ago; None if this tenant has no such."""
+        group = self.queues.get(request_id)
+        if group is None or group.beams is not None or group.sequence(index) is None:
+            return self._histories.find(request_id, index, cache_salt)
+        sequence = group.sequence(index)
+        if sequence is None or group.cache_salt != cache_salt:
+            return None
+        return (*sequence.prompt_token_ids, *sequence.output_token_ids)
+
+    def _abort_sequence(self, group: SequenceGroup, index: int) -> None:
+        sequence = group.sequence(index)
+        if sequence is None:
+            return
+        is_growing = any(self._blocks.branch_of(other.sequence_id) for other in group.sequences)
+        if is_growing and len(group.sequences) > 1:  # others may wait for what it computes: begin anew
+            self._room.lose_blocks(group)
+        self._results.end_sequence(group, sequence, self._now)
+        if group.status is RequestStatus.SWAPPING_OUT:
+            self._room.end_swap_out(group)
 
     def pause(self, request_id: str) -> None:
-        """Compute nothing for this request until ``resume``."""
-        self._set_paused(request_id, True)
+        """Compute nothing for this request until ``resume``. Unknown ids are ignored."""
+        self._set_paused(request_id, paused=True)
 
     def resume(self, request_id: str) -> None:
-        self._set_paused(request_id, False)
+        self._set_paused(request_id, paused=False)
+
+    def _set_paused(self, request_id: str, *, paused: bool) -> None:
+        group = self.queues.get(request_id)
+        if group is not None and group.paused != paused:
+            self.queues.set_paused(group, paused)
+            if group.status is RequestStatus.WAITING:
+                self.queues.park(group)
 
     def has_work(self) -> bool:
-        """Whether there is a request whose client reads."""
-        return len(self.queues) > self._num_paused
+        """Whether any request could advance."""
+        return len(self.queues) > self.queues.num_paused
 
     def has_request(self, request_id: str) -> bool:
         return self.queues.get(request_id) is not None
 
     def request_ids(self) -> tuple[str, ...]:
-        return tuple(request.request_id for request in self.queues)
+        return tuple(group.request_id for group in self.queues)
 
     @property
     def num_running(self) -> int:
@@ -115,11 +175,12 @@ class Scheduler:
 
     @property
     def num_swapped(self) -> int:
-        return len(self._blocks.parked_tables())
+        """Requests with slots on host of their own."""
+        return len({self.queues.group_of(sequence_id) for sequence_id in self._blocks.parked_tables()})
 
     @property
     def num_paused(self) -> int:
-        return self._num_paused
+        return self.queues.num_paused
 
     # ---- decide --------------------------------------------------------------------------------
 
@@ -130,287 +191,141 @@ class Scheduler:
         """
         self._now = now
         self._blocks.tiers.set_time(now)
-        self._end_restores()
-        self._lose_patience()
+        self._room.end_restores(now)
+        self._room.lose_patience()
+        for group in self.queues.running.values():
+            self._room.bear_branches(group)
         budget = StepBudget(self._config.max_num_batched_tokens, self._config.max_num_seqs)
         chunks: list[ScheduledChunk] = []
         in_line = self.queues.by_order()
         self._schedule_decodes(in_line, budget, chunks)
         self._schedule_prefills(in_line, budget, chunks)
         self._admit(budget, chunks)
-        return SchedulerOutput(chunks=tuple(chunks))
+        copies = self._blocks.take_copies()
+        self.totals.block_copies += len(copies)
+        return SchedulerOutput(chunks=tuple(chunks), copies=copies)
+
+    def preempt(self, group: SequenceGroup) -> None:
+        """Take a running or restoring group's device blocks."""
+        self._room.preempt(group)
+
+    def complete(self, results: abc.Iterable[TransferResult]) -> None:
+        """Take in how copies ended: who is swapped out now, and who lost what a copy failed to bring."""
+        self._room.complete(results)
 
     def call_off_loads(self) -> None:
         """Stop loads that the next step had better compute. What was stopped is then to be completed."""
-        for request in self.queues.restoring.values():
-            if not request.paused and request.status is RequestStatus.RESTORING:
+        for group in self.queues.restoring.values():
+            if not group.paused and group.status is RequestStatus.RESTORING:
                 self._blocks.call_off_loads(
-                    request.request_id, request.num_computed_tokens, self._config.max_num_batched_tokens
+                    group.first.sequence_id,
+                    group.first.num_computed_tokens,
+                    self._config.max_num_batched_tokens,
                 )
 
     def _schedule_decodes(
-        self, in_line: Sequence[Request], budget: StepBudget, chunks: list[ScheduledChunk]
+        self, in_line: abc.Sequence[SequenceGroup], budget: StepBudget, chunks: list[ScheduledChunk]
     ) -> None:
-        """One token each, in line: so a victim, which stands behind, has no chunk yet."""
-        for request in in_line:
+        """One token a sequence, in line: so a victim, which stands behind, has no chunk yet."""
+        for group in in_line:
             if budget.exhausted:
                 return
-            if request.num_uncomputed_tokens > 1 or request.status is not RequestStatus.RUNNING:
+            if group.status is not RequestStatus.RUNNING or not group.is_decoding:
                 continue
-            if self._make_room(request):
-                chunks.append(self._next_chunk(request, budget, request.num_tokens))
+            if budget.has_room_for(len(group.sequences)) and self._room.make_room(group):
+                self._schedule_decode(group, budget, chunks)
+
+    def _schedule_decode(
+        self, group: SequenceGroup, budget: StepBudget, chunks: list[ScheduledChunk]
+    ) -> None:
+        for sequence in group.sequences:
+            chunks.append(self._next_chunk(group, sequence, budget, sequence.num_tokens))
 
     def _schedule_prefills(
-        self, in_line: Sequence[Request], budget: StepBudget, chunks: list[ScheduledChunk]
+        self, in_line: abc.Sequence[SequenceGroup], budget: StepBudget, chunks: list[ScheduledChunk]
     ) -> None:
         """The next chunk of each prompt that is partly computed; what was just preempted has none."""
-        for request in in_line:
+        for group in in_line:
             if budget.exhausted:
                 return
-            if request.status is RequestStatus.RUNNING and request.num_uncomputed_tokens > 1:
-                chunks.append(self._next_chunk(request, budget, request.num_tokens))
-            elif request.status is RequestStatus.RESTORING:
-                self._schedule_front(request, budget, chunks)
+            if group.status is RequestStatus.RUNNING and not group.is_decoding:
+                self._schedule_prefill(group, budget, chunks)
+            elif group.status is RequestStatus.RESTORING:
+                self._schedule_front(group, budget, chunks)
 
-    def _schedule_front(self, request: Request, budget: StepBudget, chunks: list[ScheduledChunk]) -> None:
+    def _schedule_prefill(
+        self, group: SequenceGroup, budget: StepBudget, chunks: list[ScheduledChunk]
+    ) -> None:
+        """Compute what is missing of each sequence; of several, the last tokens are left for one step."""
+        num_left = 1 if len(group.sequences) > 1 else 0
+        for sequence in group.sequences:
+            is_born = self._blocks.branch_of(sequence.sequence_id) is None
+            if is_born and sequence.num_uncomputed_tokens > num_left and not budget.exhausted:
+                limit = sequence.num_tokens - num_left
+                chunks.append(self._next_chunk(group, sequence, budget, limit))
+
+    def _schedule_front(self, group: SequenceGroup, budget: StepBudget, chunks: list[ScheduledChunk]) -> None:
         """Compute a restoring request up to where its loads begin."""
-        limit = self._blocks.compute_limit(request.request_id, request.num_computed_tokens)
-        if limit > request.num_computed_tokens:
-            chunks.append(self._next_chunk(request, budget, limit))
+        first = group.first
+        limit = self._blocks.compute_limit(first.sequence_id, first.num_computed_tokens)
+        if limit > first.num_computed_tokens:
+            chunks.append(self._next_chunk(group, first, budget, limit))
 
     def _admit(self, budget: StepBudget, chunks: list[ScheduledChunk]) -> None:
-        for request in self.queues.candidates(self._config.max_num_seqs):
-            if budget.exhausted or self._num_active() >= self._config.max_num_seqs:
+        for group in self.queues.candidates(self._config.max_num_seqs):
+            if budget.exhausted or self._num_active() + group.num_seqs > self._config.max_num_seqs:
                 return
-            if request.status is RequestStatus.SWAPPING_OUT:
+            if group.status is RequestStatus.SWAPPING_OUT:
                 return  # it was preempted just now: nobody behind it gets the room it gave up
-            refusal = self._try_admit(request)
+            refusal = self._room.try_admit(group)
             if refusal is Refusal.NO_ROOM:
                 return
-            if request.status is RequestStatus.RUNNING:
-                chunks.append(self._next_chunk(request, budget, request.num_tokens))
+            if group.status is RequestStatus.RUNNING:
+                self._schedule_admitted(group, budget, chunks)
+
+    def _schedule_admitted(
+        self, group: SequenceGroup, budget: StepBudget, chunks: list[ScheduledChunk]
+    ) -> None:
+        self._room.bear_branches(group)
+        if len(group.sequences) == 1 or not group.is_decoding:
+            self._schedule_prefill(group, budget, chunks)
+        elif budget.has_room_for(len(group.sequences)) and self._room.make_free_room(group):
+            self._schedule_decode(group, budget, chunks)
 
     def _num_active(self) -> int:
-        """Requests that may take part in a step; who only waits for loads keeps no place from others."""
-        held = (*self.queues.running.values(), *self.queues.restoring.values())
-        return sum(not r.paused and r.status is not RequestStatus.SWAPPING_IN for r in held)
+        """Sequences that may take part in a step; who only waits for loads keeps no place from others."""
+        return sum(
+            group.num_seqs
+            for group in self.queues.holding()
+            if not group.paused and group.status is not RequestStatus.SWAPPING_IN
+        )
 
-    def _next_chunk(self, request: Request, budget: StepBudget, limit: int) -> ScheduledChunk:
-        start = request.num_computed_tokens
+    def _next_chunk(
+        self, group: SequenceGroup, sequence: Sequence, budget: StepBudget, limit: int
+    ) -> ScheduledChunk:
+        start = sequence.num_computed_tokens
         stop = start + budget.take(limit - start)
         return ScheduledChunk(
-            request_id=request.request_id,
-            token_ids=request.token_slice(start, stop),
+            sequence_id=sequence.sequence_id,
+            token_ids=sequence.token_slice(start, stop),
             start=start,
-            block_table=self._blocks.block_table(request.request_id),
-            sample=self._sample_spec(request) if stop == request.num_tokens else None,
+            block_table=self._blocks.block_table(sequence.sequence_id),
+            sample=self._sample_spec(group, sequence) if stop == sequence.num_tokens else None,
         )
 
-    def _sample_spec(self, request: Request) -> SampleSpec:
+    def _sample_spec(self, group: SequenceGroup, sequence: Sequence) -> SampleSpec:
         return SampleSpec(
-            params=request.sampling,
-            position=request.num_tokens,
-            prompt_token_ids=request.prompt_token_ids,
-            output_token_ids=request.output_token_ids,
-            banned_token_ids=request.banned_token_ids(self._config.stop_token_ids),
+            params=group.sampling,
+            seeds=group.seeds_of(sequence),
+            position=sequence.num_tokens,
+            prompt_token_ids=sequence.prompt_token_ids,
+            output_token_ids=sequence.output_token_ids,
+            banned_token_ids=sequence.banned_token_ids(group.sampling, self._config.stop_token_ids),
+            num_candidates=0 if group.beams is None else group.beams.num_candidates,
         )
-
-    # ---- room ----------------------------------------------------------------------------------
-
-    def _make_room(self, request: Request) -> bool:
-        """Extend a running request by one token, preempting those behind it.
-
-        False: it sits out the step, as blocks are on their way out, or it gave way itself.
-        """
-        while not self._blocks.try_grow(request.request_id, request.num_tokens):
-            if self._blocks.num_leaving():
-                return False
-            victim = self.queues.victim_for(request, self._may_be_preempted)
-            self.preempt(victim)
-            if victim is request:
-                return False
-        return True
-
-    def _has_whole_length(self, request: Request) -> bool:
-        return request.num_given_way >= MAX_PREEMPTIONS
-
-    def _may_be_preempted(self, request: Request) -> bool:
-        return not self._has_whole_length(request)
-
-    def preempt(self, request: Request) -> None:
-        """Take a running or restoring request's device blocks, by swapping it out if that is worth while."""
-        request.num_preemptions += 1
-        request.num_given_way += not request.paused
-        event = self._begin_swap_out(request)
-        self.totals.count_preemption("swap" if event else "recompute", slow_reader=request.paused)
-        if event is None:
-            self._lose_blocks(request)
-            return
-        request.move(event)
-        self.queues.park(request)
-        if event is RequestEvent.SWAP_OUT and self._blocks.swap_out_done(request.request_id):
-            request.move(RequestEvent.SWAPPED)
-
-    def _begin_swap_out(self, request: Request) -> RequestEvent | None:
-        """What keeps the request's KV: copies to host, or those it is being restored from. None: nothing."""
-        if request.status is not RequestStatus.RUNNING:
-            restore = self._blocks.restore_of(request.request_id)
-            request.num_known_tokens = max(request.num_known_tokens, restore.num_tokens)
-            return RequestEvent.GO_BACK if self._blocks.abandon_restore(request.request_id) else None
-        request.num_known_tokens = request.num_computed_tokens
-        if not self._blocks.try_begin_swap_out(request.request_id, request.num_computed_tokens):
-            return None
-        request.may_load = True
-        return RequestEvent.SWAP_OUT
-
-    def _lose_blocks(self, request: Request) -> None:
-        """Its tokens are all it keeps."""
-        self._blocks.release(request.request_id)
-        request.move(RequestEvent.PREEMPT)
-        request.num_computed_tokens = 0
-        self.queues.park(request)
-
-    def _try_admit(self, request: Request) -> Refusal | None:
-        """Give a queued request its blocks, taking them from slow readers if that is what it takes."""
-        whole = self._has_whole_length(request)
-        names = self._names(request, request.num_tokens)
-        while True:
-            admission = self._blocks.try_admit(
-                request.request_id,
-                names,
-                num_tokens=request.num_tokens,
-                capacity_tokens=request.max_total_tokens if whole else request.num_tokens,
-                keep_available=self._headroom(request),
-                may_load=request.may_load,
-            )
-            if isinstance(admission, Admission):
-                self._start(request, admission)
-                return None
-            if admission is Refusal.PENDING:
-                if not self._blocks.tiers.anything_hangs():
-                    return admission
-                request.may_load = False
-                continue
-            slow_reader = self.queues.last_paused()
-            if slow_reader is None or self._blocks.num_leaving():
-                return admission
-            self.preempt(slow_reader)
-
-    def _headroom(self, request: Request) -> int:
-        """Blocks to leave for those that run: none if alone; one each after a preemption."""
-        num_held = len(self.queues.running) + len(self.queues.restoring)
-        if not num_held:
-            return 0
-        return max(self._watermark, num_held) if request.num_preemptions else self._watermark
-
-    def _start(self, request: Request, admission: Admission) -> None:
-        request.num_computed_tokens = admission.num_cached_tokens
-        if not admission.restoring:
-            request.move(RequestEvent.ADMIT)
-            self.queues.run(request)
-            count_admission(self.totals, request, admission)
-            return
-        request.move(RequestEvent.OVERLAP if admission.overlaps else RequestEvent.LOAD)
-        self.queues.restore(request)
-
-    # ---- moves that ended ----------------------------------------------------------------------
-
-    def complete(self, results: Iterable[TransferResult]) -> None:
-        """Take in how copies ended: who is swapped out now, and who lost what a copy failed to bring."""
-        for request_id, event in self._blocks.complete(results):
-            request = self.queues.get(request_id)
-            assert request is not None
-            if event is SequenceEvent.SWAPPED_OUT:
-                request.move(RequestEvent.SWAPPED)
-                continue
-            request.may_load = event is not SequenceEvent.RESTORE_FAILED and request.may_load
-            self._lose_blocks(request)
-
-    def _end_restores(self) -> None:
-        """Let restoring requests take in what has arrived, and run if that was all."""
-        for request in tuple(self.queues.restoring.values()):
-            restore = self._blocks.restore_of(request.request_id)
-            request.num_computed_tokens = self._blocks.advance_restore(
-                request.request_id, request.num_computed_tokens
-            )
-            if request.num_computed_tokens >= restore.num_tokens:
-                count_restore(self.totals, request, restore, self._now)
-                self._blocks.end_restore(request.request_id)
-                request.move(RequestEvent.RESTORED)
-                self.queues.run(request)
-
-    def _lose_patience(self) -> None:
-        """Let nobody wait for copies that have stopped. What is under a copy stays pinned until it ends."""
-        for request in (*self.queues.restoring.values(), *self.queues.parked.values()):
-            if self._blocks.waits_for_hung_copies(request.request_id):
-                request.may_load = False
-                self._lose_blocks(request)
 
     # ---- advance -------------------------------------------------------------------------------
 
     def update(self, plan: SchedulerOutput, output: StepOutput) -> tuple[TokenDelta, ...]:
-        """Take in what a step computed: publish full blocks, append tokens, finish requests."""
-        failed = {sample.request_id for sample in output.samples if sample.token_id is None}
-        for chunk in plan.chunks:
-            if chunk.request_id not in failed:
-                self._advance(self._live(chunk.request_id), chunk.start + len(chunk.token_ids))
-        return tuple(self._accept(sample) for sample in output.samples)
-
-    def _advance(self, request: Request, num_computed_tokens: int) -> None:
-        request.num_computed_tokens = num_computed_tokens
-        num_full = num_computed_tokens // self._blocks.block_size
-        self._blocks.publish(request.request_id, self._names(request, num_computed_tokens), num_full)
-
-    def _names(self, request: Request, num_tokens: int) -> Sequence[BlockHash]:
-        return request.name_blocks(num_tokens) if self._blocks.prefix_caching else ()
-
-    def _live(self, request_id: str) -> Request:
-        request = self.queues.get(request_id)
-        assert request is not None
-        return request
-
-    def _accept(self, sample: SampledToken) -> TokenDelta:
-        request = self._live(sample.request_id)
-        if sample.token_id is None:
-            return self._fail(request)
-        request.output_token_ids.append(sample.token_id)
-        self.totals.generated_tokens += 1
-        reason = request.finish_reason_after(sample.token_id, self._stop_token_ids)
-        if reason is not None:
-            self._finish(request)
-        return TokenDelta(
-            request_id=request.request_id,
-            token_ids=(sample.token_id,),
-            logprobs=None if sample.logprobs is None else (sample.logprobs,),
-            finish_reason=reason,
-            stop_token_id=sample.token_id if reason is FinishReason.STOP else None,
-            num_cached_tokens=request.num_cached_tokens,
-        )
-
-    def _fail(self, request: Request) -> TokenDelta:
-        """End a request whose logits are not finite. Its K/V may be to blame, so nobody may share it."""
-        self._blocks.discard(request.request_id, self._names(request, request.num_tokens))
-        self._forget(request)
-        return TokenDelta(
-            request_id=request.request_id,
-            finish_reason=FinishReason.ERROR,
-            error="The model produced logits that are not finite for this request.",
-        )
-
-    def _finish(self, request: Request) -> None:
-        returns_in = request.expected_return_s
-        self._blocks.release(request.request_id, None if returns_in is None else self._now + returns_in)
-        self._forget(request)
-
-    def _forget(self, request: Request) -> None:
-        request.move(RequestEvent.FINISH)
-        self._num_paused -= request.paused
-        self.queues.remove(request)
-
-    def _set_paused(self, request_id: str, paused: bool) -> None:
-        request = self.queues.get(request_id)
-        if request is not None and request.paused != paused:
-            request.paused = paused
-            self._num_paused += 1 if paused else -1
-            if request.status is RequestStatus.WAITING:
-                self.queues.park(request)
+        """Take in what a step computed: publish full blocks, append tokens, branch, finish requests."""
+        return tuple(self._results.take_in(plan, output, self._now))

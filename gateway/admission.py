@@ -2,7 +2,8 @@
 
 Pure counting on the event loop. Bound: ``max_in_flight`` permits, which the caller sets to the
 engine's batch plus the queue it allows before it; the next request is refused with 429 and a retry
-hint. A permit is released by leaving its scope, whatever the reason.
+hint. A request for several sequences takes as many permits. A permit is released by leaving its scope,
+whatever the reason.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ class Admission:
         return self._in_flight
 
     @contextmanager
-    def permit(self) -> Iterator[None]:
-        """Hold a place. Raises ApiError (429) at once when there is none."""
-        if self._in_flight >= self._max_in_flight:
+    def permit(self, count: int = 1) -> Iterator[None]:
+        """Hold so many places. Raises ApiError (429) at once when there are not as many."""
+        if self._in_flight + count > self._max_in_flight:
             raise ApiError(
                 ErrorKind.BUSY,
                 f"The server is busy with {self._in_flight} requests; try again shortly.",
                 retry_after_s=RETRY_AFTER_S,
             )
-        self._in_flight += 1
+        self._in_flight += count
         self._idle.clear()
         try:
             yield
         finally:
-            self._in_flight -= 1
+            self._in_flight -= count
             if self._in_flight == 0:
                 self._idle.set()
 

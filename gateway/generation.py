@@ -1,34 +1,61 @@
-"""One request from the engine's tokens to shown text, its finish reason and its usage.
+"""One request from the engine's tokens to shown text, finish reasons and usage, for each of its choices.
 
-Runs on the event loop. Sits between the stream (tokens, bounded) and the handler (HTTP): it stops
-the engine at the first stop string and counts what was generated up to the token that completed it.
+Runs on the event loop. Sits between the stream (tokens, bounded) and the handler (HTTP): it stops the
+engine's work for a choice at its first stop string, and counts what was generated up to the token that
+completed it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.messages import FinishReason
 from gateway.answer import AnswerText, Piece
 from gateway.detokenizer import TokenTable
-from gateway.mailbox import Batch
+from gateway.mailbox import Part
 from gateway.openai.answers import Usage, make_usage
 from gateway.openai.validated import GenerationRequest
 from gateway.token_stream import TokenStream
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
-    reason: FinishReason
-    usage: Usage
+class ChoicePiece:
+    """A stretch of one choice, possibly empty; ``finish_reason`` is set on its last."""
+
+    index: int
+    piece: Piece
+    finish_reason: FinishReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A piece of text, possibly empty; ``finish`` is set on the last."""
+    """What came of the choices; ``usage`` is set once all of them are finished."""
 
-    piece: Piece
-    finish: Finish | None = None
+    pieces: tuple[ChoicePiece, ...]
+    usage: Usage | None = None
+
+
+class _Choice:
+    """The text of one sequence, and what it took to generate it."""
+
+    def __init__(self, request: GenerationRequest, table: TokenTable) -> None:
+        self.text = AnswerText(table, request.stops, request.sampling.min_tokens)
+        self.num_tokens = 0
+        self.logprob_sum = 0.0
+        self.finish_reason: FinishReason | None = None
+
+    def push(self, part: Part) -> None:
+        num_text = len(part.token_ids) - (part.stop_token_id is not None)
+        for i, token_id in enumerate(part.token_ids):
+            logprobs = part.logprobs[i] if part.logprobs else None
+            self.num_tokens += 1
+            self.logprob_sum += 0.0 if logprobs is None else logprobs.logprob
+            if i < num_text:  # the token that ended the sequence is counted, but is no text
+                self.text.push(token_id, logprobs)
+            if self.text.stopped:
+                break
+        self.finish_reason = FinishReason.STOP if self.text.stopped else part.finish_reason
 
 
 class Generation:
@@ -37,8 +64,7 @@ class Generation:
     def __init__(self, request: GenerationRequest, stream: TokenStream, table: TokenTable) -> None:
         self._request = request
         self._stream = stream
-        self._text = AnswerText(table, request.stops, request.sampling.min_tokens)
-        self._num_tokens = 0
+        self._choices = [_Choice(request, table) for _ in range(request.sampling.n)]
         self._num_cached = 0
 
     async def next(self, timeout_s: float | None = None) -> Progress | None:
@@ -47,24 +73,34 @@ class Generation:
         if batch is None:
             return None
         self._num_cached = max(self._num_cached, batch.num_cached_tokens)
-        self._push(batch)
-        if self._text.stopped:
-            self._stream.release()
-            return Progress(self._text.finish(), self._finish(FinishReason.STOP))
-        if batch.finish_reason is not None:
-            return Progress(self._text.finish(), self._finish(batch.finish_reason))
-        return Progress(self._text.take())
+        pieces = tuple(self._advance(index, part) for index, part in sorted(batch.parts.items()))
+        if any(choice.finish_reason is None for choice in self._choices):
+            self._stop(piece.index for piece in pieces if self._choices[piece.index].text.stopped)
+            return Progress(pieces)
+        self._stream.release()
+        return Progress(pieces, self._usage())
 
-    def _push(self, batch: Batch) -> None:
-        logprobs = batch.logprobs
-        num_text = len(batch.token_ids) - (batch.stop_token_id is not None)
-        for i, token_id in enumerate(batch.token_ids):
-            self._num_tokens += 1
-            if i < num_text:  # the token that ended the sequence is counted, but is no text
-                self._text.push(token_id, logprobs[i] if logprobs else None)
-            if self._text.stopped:
-                return
+    def best(self, count: int) -> list[int]:
+        """Indices of the ``count`` choices whose tokens are on average the likeliest, best first."""
 
-    def _finish(self, reason: FinishReason) -> Finish:
-        prompt_tokens = len(self._request.prompt_token_ids)
-        return Finish(reason, make_usage(prompt_tokens, self._num_tokens, self._num_cached))
+        def mean(index: int) -> float:
+            choice = self._choices[index]
+            return choice.logprob_sum / max(choice.num_tokens, 1)
+
+        return sorted(range(len(self._choices)), key=lambda index: -mean(index))[:count]
+
+    def _advance(self, index: int, part: Part) -> ChoicePiece:
+        choice = self._choices[index]
+        choice.push(part)
+        is_over = choice.finish_reason is not None
+        return ChoicePiece(
+            index, choice.text.finish() if is_over else choice.text.take(), choice.finish_reason
+        )
+
+    def _stop(self, indices: Iterable[int]) -> None:
+        for index in indices:
+            self._stream.release_sequence(index)
+
+    def _usage(self) -> Usage:
+        num_tokens = sum(choice.num_tokens for choice in self._choices)
+        return make_usage(len(self._request.prompt_token_ids), num_tokens, self._num_cached)

@@ -12,18 +12,21 @@ import contextlib
 import logging
 import time
 import uuid
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from contextlib import AsyncExitStack
 from typing import Protocol
 
 from aiohttp import web
 
-from engine.messages import AddRequest
+from engine.messages import AddRequest, FinishReason
+from gateway.answer import Piece
 from gateway.errors import ApiError, ErrorKind, from_failure, shutting_down
-from gateway.generation import Generation
+from gateway.generation import ChoicePiece, Generation
 from gateway.mailbox import StreamFailedError
 from gateway.metrics import RequestRecord
 from gateway.offload import OffloadFullError
-from gateway.openai.answers import AnswerFormat, Identity, join
+from gateway.openai.answers import AnswerFormat, Identity, WholeChoice, join
 from gateway.openai.validated import GenerationRequest
 from gateway.protocol import sse
 from gateway.request_keys import GATEWAY, request_id_of, tenant_of
@@ -80,12 +83,18 @@ async def _generate(http: web.Request, endpoint: Endpoint) -> web.StreamResponse
 async def _take_in(
     http: web.Request, gateway: Gateway, endpoint: Endpoint, scope: AsyncExitStack
 ) -> GenerationRequest:
-    """Read and check a request. Its permit, taken once the body is there, is held until ``scope`` ends."""
+    """Read and check a request. A permit is taken once the body is there, more if it asks for several
+    sequences;
+
+    they are held until ``scope`` ends.
+    """
     async with gateway.bodies.read(http) as body:
         if gateway.draining:
             raise shutting_down()
         scope.enter_context(gateway.admission.permit())
-        return await _parse(gateway, endpoint, body)
+        request = await _parse(gateway, endpoint, body)
+        scope.enter_context(gateway.admission.permit(request.sampling.num_seqs - 1))
+        return request
 
 
 async def _parse(gateway: Gateway, endpoint: Endpoint, body: bytes) -> GenerationRequest:
@@ -134,24 +143,29 @@ class _Answering:
             return await self._plain(generation)
 
     async def _plain(self, generation: Generation) -> web.Response:
-        pieces = []
+        pieces: dict[int, list[Piece]] = defaultdict(list)
+        reasons: dict[int, FinishReason] = {}
+        usage = None
         try:
-            while True:
+            while usage is None:
                 progress = await generation.next()
                 assert progress is not None
-                pieces.append(progress.piece)
-                if progress.finish is not None:
-                    break
+                for part in progress.pieces:
+                    pieces[part.index].append(part.piece)
+                    if part.finish_reason is not None:
+                        reasons[part.index] = part.finish_reason
+                usage = progress.usage
         except StreamFailedError as error:
             raise self._failed(error) from None
-        finish = progress.finish
-        self._record.outcome = finish.reason.value
-        piece = join(pieces)
-        arguments = (piece, finish.reason.value, finish.usage)
-        if len(piece.entries) > _LARGE_ANSWER_ENTRIES:
-            body = await self._gateway.offload.run(self._format.whole, *arguments)
+        self._record.outcome = _outcome(reasons.values())
+        best = generation.best(self._request.num_choices)
+        if self._request.num_choices == self._request.sampling.n:
+            best.sort()  # nothing was chosen among them, so they stay in their order
+        choices = [WholeChoice(join(pieces[index]), reasons[index].value) for index in best]
+        if sum(len(choice.piece.entries) for choice in choices) > _LARGE_ANSWER_ENTRIES:
+            body = await self._gateway.offload.run(self._format.whole, choices, usage)
         else:
-            body = self._format.whole(*arguments)
+            body = self._format.whole(choices, usage)
         return web.Response(body=body, content_type="application/json", headers=self._headers)
 
     async def _streamed(self, generation: Generation, writer: SseWriter) -> web.StreamResponse:
@@ -173,27 +187,37 @@ class _Answering:
 
     async def _pump(self, generation: Generation, writer: SseWriter) -> None:
         """Events until the end. A keep-alive may be the first thing that goes out."""
-        opening = self._format.opening()
+        opened: set[int] = set()
+        reasons: list[FinishReason] = []
         while True:
             progress = await generation.next(self._gateway.settings.keepalive_s)
             if progress is None:
                 await writer.send(sse.KEEP_ALIVE)
                 continue
-            payloads = [] if opening is None else [opening]
-            opening = None
-            if progress.piece:
-                payloads.append(self._format.piece(progress.piece))
-            if progress.finish is not None:
-                self._record.outcome = progress.finish.reason.value
-                payloads.append(self._format.closing(progress.finish.reason.value))
-                if self._request.include_usage:
-                    payloads.append(self._format.usage(progress.finish.usage))
+            payloads: list[bytes] = []
+            for part in progress.pieces:
+                payloads += self._chunks(part, is_first=part.index not in opened)
+                opened.add(part.index)
+                if part.finish_reason is not None:
+                    reasons.append(part.finish_reason)
+            if progress.usage is not None and self._request.include_usage:
+                payloads.append(self._format.usage(progress.usage))
             events = b"".join(map(sse.event, payloads))
-            if progress.finish is not None:
+            if progress.usage is not None:
+                self._record.outcome = _outcome(reasons)
                 await writer.send(events + sse.DONE)
                 return
             if events:
                 await writer.send(events)
+
+    def _chunks(self, part: ChoicePiece, *, is_first: bool) -> Iterator[bytes]:
+        opening = self._format.opening(part.index) if is_first else None
+        if opening is not None:
+            yield opening
+        if part.piece:
+            yield self._format.piece(part.index, part.piece)
+        if part.finish_reason is not None:
+            yield self._format.closing(part.index, part.finish_reason.value)
 
     async def _fail(self, writer: SseWriter, error: ApiError) -> None:
         self._record.outcome = error.kind.value
@@ -212,3 +236,8 @@ class _Answering:
             failure.detail,
         )
         return from_failure(failure)
+
+
+def _outcome(reasons: Iterable[FinishReason]) -> str:
+    """Of a request: that of its choices, or if they differ that some were cut short."""
+    return FinishReason.LENGTH.value if FinishReason.LENGTH in set(reasons) else FinishReason.STOP.value

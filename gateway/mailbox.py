@@ -1,9 +1,10 @@
 """What waits between the engine and one client: a bounded, coalescing mailbox.
 
-Pure; time and the engine are its owner's (``TokenStream``). Bound: ``high_units`` (a unit is a token or
-one alternative in its log probabilities); there the owner is told to pause the request, and to resume
-it once all that was there has been taken. What is under way arrives still, up to ``hard_units``.
-Exactly one terminal event comes out: a batch with a finish reason, or a failure.
+One for a request, be it ever so many sequences. Pure; time and the engine are its owner's (``TokenStream``).
+Bound: ``high_units`` (a unit is a token or one alternative in its log probabilities); there the owner is told
+to pause the request, and to resume it once all that was there has been taken. What is under way arrives
+still, up to ``hard_units``. Exactly one terminal event comes out: the batch with the last finish reason, or a
+failure.
 """
 
 from __future__ import annotations
@@ -60,13 +61,22 @@ class StreamLimits:
 
 
 @dataclass(slots=True)
-class Batch:
-    """Everything that came since the last one, in order. ``finish_reason`` is set on the last."""
+class Part:
+    """What came for one sequence since the last batch, in order. ``finish_reason`` is set on its last
+    part.
+    """
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
+
+
+@dataclass(slots=True)
+class Batch:
+    """Everything that came since the last one, by the index of the sequence."""
+
+    parts: dict[int, Part] = field(default_factory=dict)
     num_cached_tokens: int = 0
 
 
@@ -99,9 +109,10 @@ class Taken:
 class Mailbox:
     """The decisions, without clock, engine or event."""
 
-    def __init__(self, limits: StreamLimits) -> None:
+    def __init__(self, limits: StreamLimits, num_seqs: int = 1) -> None:
         assert 0 < limits.high_units < limits.hard_units
         self._limits = limits
+        self._unfinished = set(range(num_seqs))
         self._batch = Batch()
         self.failure: StreamFailure | None = None
         self._units = 0
@@ -112,13 +123,18 @@ class Mailbox:
         return self.state in (MailboxState.FLOWING, MailboxState.PAUSED)
 
     def put(self, delta: TokenDelta) -> Signal:
-        """Merge a delta. Ignored once the stream has ended."""
+        """Merge a delta. Ignored once the stream, or that sequence, has ended."""
         if not self.is_open:
             return Signal.NONE
-        self._merge(delta)
         if delta.finish_reason is FinishReason.ERROR:
             self.fail(_request_failed(delta))
-        elif delta.finish_reason is not None:
+            return Signal.NONE
+        if delta.index not in self._unfinished:
+            return Signal.NONE
+        self._merge(delta)
+        if delta.finish_reason is not None:
+            self._unfinished.discard(delta.index)
+        if not self._unfinished or delta.ends_request:
             self.state = MailboxState.ENDED
         elif self._units >= self._limits.hard_units:
             return Signal.OVERFLOW
@@ -126,6 +142,11 @@ class Mailbox:
             self.state = MailboxState.PAUSED
             return Signal.PAUSE
         return Signal.NONE
+
+    def close(self, index: int) -> None:
+        """Nothing more is wanted of one sequence, which is not the last unfinished one."""
+        self._unfinished.discard(index)
+        assert self._unfinished or not self.is_open
 
     def fail(self, failure: StreamFailure) -> bool:
         """End without a finish reason, after what is already there. False if it has ended before."""
@@ -142,23 +163,22 @@ class Mailbox:
         if self.state is MailboxState.PAUSED:
             self.state = MailboxState.FLOWING
             return Taken(batch, Signal.RESUME)
-        if self.state is MailboxState.ENDED and not (self.failure and batch.token_ids):
+        if self.state is MailboxState.ENDED and not (self.failure and batch.parts):
             self.state = MailboxState.TAKEN
             if self.failure is not None:
                 raise StreamFailedError(self.failure)
         return Taken(batch, Signal.NONE)
 
     def _merge(self, delta: TokenDelta) -> None:
-        batch = self._batch
-        batch.token_ids.extend(delta.token_ids)
+        part = self._batch.parts.setdefault(delta.index, Part())
+        part.token_ids.extend(delta.token_ids)
         self._units += len(delta.token_ids)
         if delta.logprobs is not None:
-            batch.logprobs.extend(delta.logprobs)
+            part.logprobs.extend(delta.logprobs)
             self._units += sum(len(entry.top) for entry in delta.logprobs)
-        if delta.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
-            batch.finish_reason = delta.finish_reason
-            batch.stop_token_id = delta.stop_token_id
-        batch.num_cached_tokens = max(batch.num_cached_tokens, delta.num_cached_tokens)
+        part.finish_reason = delta.finish_reason
+        part.stop_token_id = delta.stop_token_id
+        self._batch.num_cached_tokens = max(self._batch.num_cached_tokens, delta.num_cached_tokens)
 
 
 def _request_failed(delta: TokenDelta) -> StreamFailure:

@@ -35,20 +35,19 @@ class RequestRecord:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._last = time.perf_counter()
-        self._first = True
+        self._started = time.perf_counter()
+        self._last: dict[int, float] = {}
         self.outcome = "cancelled"  # what leaves the scope without saying otherwise
 
-    def on_tokens(self, count: int) -> None:
-        """Tokens reached the gateway."""
+    def on_tokens(self, index: int, count: int) -> None:
+        """Tokens of one of the request's sequences reached the gateway."""
         now = time.perf_counter()
-        gap, self._last = now - self._last, now
-        if self._first:
-            self._first = False
-            self._metrics.ttft_seconds.observe(gap)
-            return
-        for _ in range(count):
-            self._metrics.inter_token_seconds.observe(gap / count)
+        if not self._last:
+            self._metrics.ttft_seconds.observe(now - self._started)
+        before, self._last[index] = self._last.get(index), now
+        if before is not None:
+            for _ in range(count):
+                self._metrics.inter_token_seconds.observe((now - before) / count)
 
 
 class Metrics:

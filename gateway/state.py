@@ -126,6 +126,9 @@ class Gateway:
             vocab_size=info.vocab_size,
             fingerprint=_fingerprint(info, self.version),
             sampling_defaults=info.sampling_defaults,
+            max_num_seqs=settings.max_num_seqs,
+            num_blocks=info.num_blocks,
+            block_size=info.block_size,
         )
         self.completions = CompletionsEndpoint(self.model)
         self.chat = ChatEndpoint(self.model, assets.template)

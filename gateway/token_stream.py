@@ -30,8 +30,9 @@ from gateway.mailbox import (
 class TokenStream:
     """The stream of one request, entered through ``OpenStreams.open``, which releases it on exit.
 
-    Implements DeltaSink. ``on_tokens`` is told of every delivery (metrics). Release aborts unless the
-    engine itself has ended the request, so cancelling the handler is all it takes to free capacity.
+    Implements DeltaSink. ``on_tokens`` is told of every delivery, with the index of its sequence (metrics).
+    Release aborts unless the engine itself has ended the request, so cancelling the handler is all it takes
+    to free capacity.
     """
 
     def __init__(
@@ -39,14 +40,14 @@ class TokenStream:
         engine: Engine,
         request: AddRequest,
         limits: StreamLimits,
-        on_tokens: Callable[[int], None] = lambda count: None,
+        on_tokens: Callable[[int, int], None] = lambda index, count: None,
     ) -> None:
         self.request_id = request.request_id
         self._engine = engine
         self._request = request
         self._limits = limits
         self._on_tokens = on_tokens
-        self._mailbox = Mailbox(limits)
+        self._mailbox = Mailbox(limits, request.sampling.n)
         self._news = asyncio.Event()
         self._in_engine = False
         self._pause_timer: asyncio.TimerHandle | None = None
@@ -70,15 +71,23 @@ class TokenStream:
             self._in_engine = False
             self._engine.abort(self.request_id)
 
+    def release_sequence(self, index: int) -> None:
+        """Take nothing more of one sequence, which is not the last unfinished one."""
+        self._mailbox.close(index)
+        if self._in_engine:
+            self._engine.abort(self.request_id, index)
+
     # ---- the engine's side (DeltaSink) ----
 
     def deliver(self, delta: TokenDelta) -> None:
         if delta.token_ids:
-            self._on_tokens(len(delta.token_ids))
+            self._on_tokens(delta.index, len(delta.token_ids))
         signal = self._mailbox.put(delta)
-        if delta.finish_reason is not None:
+        if delta.ends_request:
             self._in_engine = False
             self._stop_pause_timer()
+        elif not self._mailbox.is_open:  # the engine waits for sequences that nobody wants any more
+            self.release()
         if signal is Signal.PAUSE:
             self._engine.pause(self.request_id)
             loop = asyncio.get_running_loop()

@@ -23,19 +23,22 @@ ALLOWED = {
 GATEWAY_MAY_USE = {"engine.messages", "engine.client", "engine.config", "engine.process"}
 TORCH_FREE_ENGINE = (
     "messages", "config", "schedule", "request", "budget", "queues", "accounting", "recount", "scheduler",
+    "sequence", "beam", "histories", "results", "room",
     "core", "wire", "watchdog", "connection", "client", "process", "link",
 )  # fmt: skip
 DECIDERS = (
     "engine.request", "engine.budget", "engine.scheduler", "engine.schedule", "engine.watchdog",
+    "engine.sequence", "engine.beam", "engine.histories", "engine.results", "engine.room",
     "engine.wire", "engine.queues", "engine.accounting", "engine.recount", "tiering.block_pool",
     "tiering.block_manager",
     "tiering.tiers", "tiering.planner", "tiering.loads", "tiering.parking", "tiering.restore",
-    "tiering.tables", "tiering.cost_model", "tiering.transfers", "tiering.hashing", "tiering.integrity",
+    "tiering.tables", "tiering.branches", "tiering.cost_model", "tiering.transfers",
+    "tiering.hashing", "tiering.integrity",
     "tiering.residency", "tiering.types", "tiering.policies.eviction", "tiering.policies.write",
     "tiering.policies.restore",
     "tiering.policies.registry", "gateway.protocol.sse",
     "gateway.detokenizer", "gateway.stop_matcher", "gateway.answer", "gateway.mailbox", "gateway.errors",
-    "gateway.openai.wire", "gateway.openai.validated", "gateway.openai.answers",
+    "gateway.openai.wire", "gateway.openai.choices", "gateway.openai.validated", "gateway.openai.answers",
     "gateway.openai.completions", "engine.core", "engine.messages", "engine.config",
 )  # fmt: skip
 DOING = {"torch", "socket", "threading", "time", "asyncio", "selectors", "concurrent", "datetime"}

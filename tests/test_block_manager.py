@@ -10,7 +10,7 @@ from tiering.block_pool import BlockPool
 from tiering.hashing import ROOT, BlockNamer, derive_salt
 from tiering.policies.eviction import LruEviction
 from tiering.residency import TRANSITIONS, next_state
-from tiering.tables import Admission
+from tiering.tables import Admission, Member
 from tiering.tiers import Tiers
 from tiering.types import BlockEvent, BlockHash, BlockId, BlockLabel, BlockState, IllegalTransitionError
 
@@ -22,8 +22,8 @@ def manager(num_blocks: int = 8) -> BlockManager:
 
 
 def admit(blocks: BlockManager, name: str, tokens: int, names: list[BlockHash], keep: int = 0) -> int | None:
-    admission = blocks.try_admit(name, names, num_tokens=tokens, capacity_tokens=tokens, keep_available=keep)
-    return admission.num_cached_tokens if isinstance(admission, Admission) else None
+    admission = blocks.try_admit([Member(name, names, tokens, tokens)], keep_available=keep)
+    return admission.num_cached_tokens[0] if isinstance(admission, Admission) else None
 
 
 def test_admission_is_all_or_nothing() -> None:
@@ -43,7 +43,7 @@ def test_keep_available_leaves_room() -> None:
 
 def test_capacity_beyond_the_known_tokens() -> None:
     blocks = manager(8)
-    blocks.try_admit("a", [], num_tokens=3, capacity_tokens=20, keep_available=0)
+    blocks.try_admit([Member("a", [], 3, 20)], keep_available=0)
     assert len(blocks.block_table("a")) == 5
 
 
@@ -132,11 +132,11 @@ def test_discarded_blocks_are_found_by_nobody_but_shared_ones_stay() -> None:
 def test_growth_is_by_need_and_all_or_nothing() -> None:
     blocks = manager(3)
     admit(blocks, "a", 4, [])
-    assert blocks.try_grow("a", 4)
+    assert blocks.try_grow([("a", 4)])
     assert len(blocks.block_table("a")) == 1
-    assert not blocks.try_grow("a", 17)
+    assert not blocks.try_grow([("a", 17)])
     assert len(blocks.block_table("a")) == 1
-    assert blocks.try_grow("a", 12)
+    assert blocks.try_grow([("a", 12)])
     assert len(blocks.block_table("a")) == 3
 
 

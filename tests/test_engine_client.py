@@ -63,7 +63,7 @@ def request(name: str, prompt: list[int], max_tokens: int = 5) -> AddRequest:
     return AddRequest(
         request_id=name,
         prompt_token_ids=tuple(prompt),
-        sampling=SamplingParams(max_tokens=max_tokens, seed=1),
+        sampling=SamplingParams(max_tokens=max_tokens, seed=0),
     )
 
 

@@ -1,8 +1,9 @@
 """Hypothesis drives scheduler, block manager and all tiers through random lives of many requests.
 
-After every step everything is recounted, and each request's tokens are compared with what the fake
-model says when nothing is shared, preempted, moved, lost or evicted. Copies are late, early, out of order,
-and fail. A restart keeps the disk and nothing else.
+Requests have one sequence or several, drawn or searched for, and branch off one another. After every step
+everything is recounted, and each sequence's tokens are compared with what the fake model says when
+nothing is shared, preempted, moved, lost or evicted. Copies are late, early, out of order, and fail. A
+restart keeps the disk and nothing else.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.support.fake_kv import expected_tokens
+from engine.messages import BeamParams, Branch, FinishReason, ForkRequest, SamplingParams
+from tests.support.fake_kv import expected_beams, expected_tokens
 from tests.support.small_engine import SmallEngine
 from tiering.movers.base import Mischief
 from tiering.policies.registry import EVICTION, RESTORE, WRITE
@@ -70,17 +72,32 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine = SmallEngine(**self.options)  # type: ignore[arg-type]
         self.window = self.engine.blocks.num_blocks * self.engine.blocks.block_size
         self.prompts: dict[str, list[int]] = {}
+        self.sampling: dict[str, SamplingParams] = {}
         self.live: list[str] = []
+        self.others: set[str] = set()
         self.aborted: set[str] = set()
         self.ended: set[str] = set()
+        self.verified: dict[tuple[str, int], int] = {}
         self.num_added = 0
 
-    def add_prompt(self, prompt: list[int], max_tokens: int, salt: bytes, **more: object) -> None:
+    def add_prompt(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        salt: bytes,
+        n: int = 1,
+        beam: BeamParams | None = None,
+        **more: object,
+    ) -> None:
+        name = self.note(prompt, SamplingParams(max_tokens=max_tokens, seed=0, n=n, beam=beam))
+        self.engine.add(name, prompt, max_tokens, salt, n=n, beam=beam, **more)  # type: ignore[arg-type]
+
+    def note(self, prompt: list[int], sampling: SamplingParams) -> str:
         name = f"r{self.num_added}"
         self.num_added += 1
-        self.prompts[name] = prompt
+        self.prompts[name], self.sampling[name] = prompt, sampling
         self.live.append(name)
-        self.engine.add(name, prompt, max_tokens=max_tokens, salt=salt, **more)  # type: ignore[arg-type]
+        return name
 
     @precondition(lambda self: len(self.live) < MAX_LIVE)
     @rule(
@@ -94,7 +111,67 @@ class EngineMachine(RuleBasedStateMachine):
     def add(self, shared: int, own: int, max_tokens: int, tenant: bool, **more: object) -> None:
         prompt = [*SHARED_PREFIX[:shared], *(self.num_added + i for i in range(own))][: self.window - 1]
         if prompt:
+            if tenant:
+                self.others.add(f"r{self.num_added}")
             self.add_prompt(prompt, max_tokens, b"b" if tenant else b"a", **more)
+
+    @precondition(lambda self: len(self.live) < MAX_LIVE)
+    @rule(
+        shared=st.integers(0, 24),
+        own=st.integers(1, 3),
+        max_tokens=st.integers(1, 16),
+        n=st.integers(2, 4),
+        priority=st.integers(0, 1),
+    )
+    def add_samples(self, shared: int, own: int, max_tokens: int, n: int, priority: int) -> None:
+        prompt = [*SHARED_PREFIX[:shared], *(self.num_added + i for i in range(own))][: self.window - 1]
+        self.add_prompt(prompt, max_tokens, b"a", n=n, priority=priority)
+
+    @precondition(lambda self: len(self.live) < MAX_LIVE)
+    @rule(
+        shared=st.integers(1, 16),
+        max_tokens=st.integers(1, 12),
+        width=st.integers(2, 4),
+        n=st.integers(1, 4),
+        early_stopping=st.sampled_from([False, True, "never"]),
+    )
+    def add_beams(self, shared: int, max_tokens: int, width: int, n: int, early_stopping: bool) -> None:
+        prompt = [*SHARED_PREFIX[:shared], self.num_added][: self.window - 1]
+        beam = BeamParams(width, 1.0, early_stopping)
+        self.add_prompt(prompt, max_tokens, b"a", n=min(n, width), beam=beam)
+
+    @precondition(lambda self: self.prompts and len(self.live) < MAX_LIVE)
+    @rule(
+        data=st.data(), own=st.lists(st.integers(0, 2), min_size=1, max_size=3), max_tokens=st.integers(1, 8)
+    )
+    def fork(self, data: st.DataObject, own: list[int], max_tokens: int) -> None:
+        """Branches of one sequence, each with some tokens of its own; of one that is not known, errors."""
+        parent = data.draw(st.sampled_from(sorted(self.prompts)))
+        index = data.draw(st.integers(0, self.sampling[parent].n - 1))
+        salt = b"b" if parent in self.others else b"a"
+        history = self.engine.scheduler.history(parent, index, salt)
+        if history is not None:
+            assert list(history) == [*self.prompts[parent], *self.engine.sample(parent, index)]
+        branches = []
+        for count in own:
+            sampling = SamplingParams(max_tokens=max_tokens, seed=0)
+            extra = [self.num_added] * count
+            name = self.note([*(history or ()), *extra], sampling)
+            branches.append(Branch(request_id=name, sampling=sampling, token_ids=tuple(extra)))
+        self.engine.core.fork(
+            ForkRequest(request_id=parent, branches=tuple(branches), index=index, cache_salt=salt)
+        )
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def abort_one(self, data: st.DataObject) -> None:
+        """One sequence of a request; with the last of them the request is over."""
+        name = data.draw(st.sampled_from(self.live))
+        index = data.draw(st.integers(0, self.sampling[name].n - 1))
+        self.engine.core.abort(name, index)
+        if not self.engine.scheduler.has_request(name) and name not in self.engine.finished:
+            self.live.remove(name)
+            self.aborted.add(name)
 
     @precondition(lambda self: self.prompts and not self.live)
     @rule(max_tokens=st.integers(1, 12))
@@ -168,16 +245,31 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.find_on_disk(before)
         self.aborted |= {name for name in self.live if name not in before.finished}
         self.ended |= set(before.finished)
-        for name, tokens in before.tokens.items():
-            self.engine.tokens[name] = tokens
+        self.engine.tokens, self.engine.samples = before.tokens, before.samples
         self.live = []
 
     @invariant()
     def nothing_is_lost(self) -> None:
         if hasattr(self, "engine"):
             assert self.engine.core.problems() == ()
-            for name, tokens in self.engine.tokens.items():
-                assert tokens == expected_tokens(self.prompts[name], len(tokens))
+            for name, sampling in self.sampling.items():
+                for index in range(sampling.n):
+                    self.check(name, sampling, index)
+
+    def check(self, name: str, sampling: SamplingParams, index: int) -> None:
+        """What a sequence has received is what it should have by now."""
+        tokens = self.engine.sample(name, index)
+        if self.verified.get((name, index), 0) == len(tokens):
+            return
+        self.verified[name, index] = len(tokens)
+        if sampling.beam is None:
+            assert tokens == expected_tokens(self.prompts[name], len(tokens), seed=index)
+        else:
+            assert self.engine.ended[name, index] is FinishReason.LENGTH
+            if index == sampling.n - 1:
+                max_tokens = min(sampling.max_tokens, self.window - len(self.prompts[name]))
+                expected = expected_beams(self.prompts[name], sampling.beam, sampling.n, max_tokens)
+                assert [self.engine.sample(name, i) for i in range(sampling.n)] == expected
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
@@ -185,6 +277,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.let_copies_go()
         for name in self.live:
             self.engine.core.resume(name)
+        self.engine.step()  # which also tells what was refused
         self.engine.run()
         assert self.ended | set(self.engine.finished) | self.aborted == set(self.prompts)
         self.engine.assert_idle()
@@ -201,7 +294,7 @@ _SETTINGS = settings(
 def test_random_lives() -> None:
     before = EngineMachine.num_steps
     run_state_machine_as_test(
-        EngineMachine, settings=settings(_SETTINGS, max_examples=2700, derandomize=True)
+        EngineMachine, settings=settings(_SETTINGS, max_examples=4200, derandomize=True)
     )
     assert EngineMachine.num_steps - before >= 100_000
 

@@ -7,12 +7,12 @@ import dataclasses
 import pytest
 
 from engine.messages import FinishReason
-from engine.request import Request, RequestEvent
-from engine.scheduler import MAX_PREEMPTIONS
+from engine.request import RequestEvent, SequenceGroup
+from engine.room import MAX_PREEMPTIONS
 from tests.support.fake_kv import expected_tokens
 from tests.support.small_engine import SmallEngine
 from tiering.hashing import BlockNamer
-from tiering.tables import Refusal
+from tiering.tables import Member, Refusal
 from tiering.types import IllegalTransitionError
 
 
@@ -198,11 +198,11 @@ def test_the_latest_arrival_is_preempted_and_parked_ones_come_before_waiting_one
 
 @pytest.mark.parametrize("bound", [1, 2, MAX_PREEMPTIONS])
 def test_preemptions_per_request_are_bounded(bound: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.scheduler.MAX_PREEMPTIONS", bound)
+    monkeypatch.setattr("engine.room.MAX_PREEMPTIONS", bound)
     engine = SmallEngine(num_blocks=12, max_num_seqs=8)
     for i in range(24):
         engine.add(f"r{i}", prompt(i, 6), max_tokens=40)
-    requests: dict[str, Request] = {}
+    requests: dict[str, SequenceGroup] = {}
     while engine.scheduler.has_work():
         requests.update(engine.scheduler.queues._all)
         engine.step()
@@ -254,12 +254,12 @@ def test_a_preempted_request_waits_until_every_running_one_could_grow() -> None:
     engine.step()
     engine.step()
     engine.scheduler.preempt(engine.scheduler.queues.running["r2"])
-    refusal = engine.blocks.try_admit("hog", [], num_tokens=4 * 20, capacity_tokens=4 * 20, keep_available=0)
+    refusal = engine.blocks.try_admit([Member("hog", (), 4 * 20, 4 * 20)], keep_available=0)
     assert refusal is Refusal.NO_ROOM
     hog = engine.blocks.num_blocks - engine.blocks.usage().in_use - 4 - 1
-    engine.blocks.try_admit("hog", [], num_tokens=4 * hog, capacity_tokens=4 * hog, keep_available=0)
+    engine.blocks.try_admit([Member("hog", (), 4 * hog, 4 * hog)], keep_available=0)
     plan = engine.scheduler.schedule()
-    assert [chunk.request_id for chunk in plan.chunks] == ["r0", "r1"]
+    assert [chunk.sequence_id for chunk in plan.chunks] == ["r0", "r1"]
 
 
 def test_a_request_that_fills_the_pool_alone_still_finishes() -> None:
@@ -496,7 +496,7 @@ def test_an_illegal_status_change_raises_and_changes_nothing() -> None:
 def test_token_slice_crosses_from_prompt_to_output() -> None:
     engine = SmallEngine()
     engine.add("a", [1, 2, 3])
-    request = engine.scheduler.queues._all["a"]
+    request = engine.scheduler.queues._all["a"].first
     assert isinstance(request._namer, BlockNamer)
     request.output_token_ids += [4, 5, 6]
     every = [1, 2, 3, 4, 5, 6]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.request import RequestStatus
-from engine.scheduler import MAX_PREEMPTIONS
+from engine.room import MAX_PREEMPTIONS
 from tests.support.fake_kv import expected_tokens
 from tests.support.small_engine import SmallEngine
 from tiering.movers.base import Mischief
@@ -42,7 +42,7 @@ def test_a_preempted_request_is_swapped_and_loaded_back_not_recomputed() -> None
     assert engine.scheduler.totals.preemptions == {"swap/pressure": 1}
     computed = engine.executor.num_computed_tokens
     held = engine.scheduler.queues.get("second")
-    assert held is not None and held.num_computed_tokens > 8
+    assert held is not None and held.first.num_computed_tokens > 8
     engine.run()
     for number, name in ((1, "first"), (2, "second")):
         assert engine.tokens[name] == expected_tokens(prompt(number, 8), 18)
@@ -58,12 +58,12 @@ def test_the_partial_last_block_is_swapped_too() -> None:
     for _ in range(4):
         engine.step()
     request = engine.scheduler.queues.running["a"]
-    assert request.num_computed_tokens % 4
-    computed = request.num_computed_tokens
+    assert request.first.num_computed_tokens % 4
+    computed = request.first.num_computed_tokens
     engine.scheduler.preempt(request)
     while status(engine, "a") is not RequestStatus.RUNNING:
         engine.step()
-    assert request.num_computed_tokens >= computed
+    assert request.first.num_computed_tokens >= computed
     engine.run()
     assert engine.tokens["a"] == expected_tokens(prompt(1, 6), 9)
     assert engine.executor.num_computed_tokens == 6 + 9 - 1

@@ -8,17 +8,28 @@ of a ``Restore``.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from tiering.branches import Branches
 from tiering.cost_model import CostModel
 from tiering.loads import Loads
-from tiering.parking import Parking
+from tiering.parking import Leaver, Parking
 from tiering.planner import Plan, RestorePlanner
 from tiering.policies.restore import RestorePolicy, Swap
 from tiering.restore import Restore
-from tiering.tables import Admission, BlockTable, ParkedTable, Refusal, SequenceEvent
+from tiering.tables import Admission, BlockTable, Branch, Member, ParkedTable, Refusal, SequenceEvent
 from tiering.tiers import Tiers
-from tiering.types import BlockHash, BlockId, BlockLabel, PoolUsage, Tier, TransferKind, TransferResult
+from tiering.types import (
+    BlockCopy,
+    BlockHash,
+    BlockId,
+    BlockLabel,
+    PoolUsage,
+    Tier,
+    TransferKind,
+    TransferResult,
+)
 
 _OWN_PATIENCE_S = 60.0  # of one restore that gets no further while others do
 
@@ -42,8 +53,10 @@ class BlockManager:
         self.prefix_caching = prefix_caching
         self._planner = RestorePlanner(tiers, block_size, restore or Swap(), self.costs)
         self._loads = Loads(tiers, block_size, self._planner)
-        self._parking = Parking(tiers, self._planner)
+        self._parking = Parking(tiers, self._planner, block_size)
+        self._branches = Branches(self.pool, block_size)
         self._tables: dict[str, BlockTable] = {}
+        self._copies: list[BlockCopy] = []
 
     @property
     def num_blocks(self) -> int:
@@ -72,65 +85,147 @@ class BlockManager:
     # ---- admission and growth ------------------------------------------------------------------
 
     def try_admit(
-        self,
-        sequence_id: str,
-        names: Sequence[BlockHash],
-        *,
-        num_tokens: int,
-        capacity_tokens: int,
-        keep_available: int,
-        may_load: bool = True,
+        self, members: Sequence[Member], *, keep_available: int, may_load: bool = True
     ) -> Admission | Refusal:
-        """Give a sequence blocks for ``capacity_tokens``, with what is known of its first ``num_tokens``.
+        """Give a group of sequences blocks, with what is known of their tokens.
 
-        That is its own swapped blocks, or the longest named prefix over all tiers, capped at the last full
-        block before its last token: there is always something to compute, and no shared block is ever
-        written. What is below the device is loaded or not, as the restore policy chooses; without
+        That is their own swapped blocks, or for the first the longest named prefix over all tiers, capped at
+        the last full block before its last token: there is always something to compute, and no shared block
+        is ever written. The others then wait as branches until those before them have computed what they
+        share. What is below the device is loaded or not, as the restore policy chooses; without
         ``may_load`` it is neither looked at nor waited for. Refused, with nothing changed, unless
         ``keep_available`` blocks would remain available.
         """
-        assert sequence_id not in self._tables
-        assert 0 < num_tokens <= capacity_tokens
-        parked = self._parking.tables().get(sequence_id) if may_load else None
-        if parked is not None:
-            sources = self._planner.match_parked(parked, names)
-        else:
-            limit = (num_tokens - 1) // self.block_size
-            sources = self._planner.match(names, limit, below_device=may_load)
-        if sources is None:
+        assert all(0 < member.num_tokens <= member.capacity_tokens for member in members)
+        assert not any(member.sequence_id in self._tables for member in members)
+        plans = self._plan(members) if may_load else []
+        if plans is None:
             return Refusal.PENDING
-        num_found = len(sources) * self.block_size if parked is None else parked.num_tokens
-        plan = self._planner.plan(sources, num_found)
-        hits = [source.block for source in plan.sources if source.tier is Tier.DEVICE]
-        fresh = self.blocks_for(capacity_tokens) - len(hits)
+        is_parked = bool(plans)
+        if not plans:
+            first, limit = members[0], (members[0].num_tokens - 1) // self.block_size
+            sources = self._planner.match(first.names, limit, below_device=may_load)
+            if sources is None:
+                return Refusal.PENDING
+            plans = [self._planner.plan(sources, len(sources) * self.block_size)]
+        return self._admit(members, plans, keep_available, is_parked=is_parked)
+
+    def _plan(self, members: Sequence[Member]) -> list[Plan] | None:
+        """How to bring swapped sequences back; empty if they are not, or had better be computed; None:
+        later.
+        """
+        parked = [self._parking.tables().get(member.sequence_id) for member in members]
+        tables = [table for table in parked if table is not None]
+        if len(tables) < len(members):
+            return []
+        found = []
+        for table, member in zip(tables, members, strict=True):
+            sources = self._planner.match_parked(table, member.names)
+            if sources is None:
+                return None
+            found.append(sources)
+        if len(members) == 1:
+            return [self._planner.plan(found[0], tables[0].num_tokens)]
+        return self._planner.plan_group(found, [table.num_tokens for table in tables]) or []
+
+    def _admit(
+        self, members: Sequence[Member], plans: Sequence[Plan], keep_available: int, *, is_parked: bool
+    ) -> Admission | Refusal:
+        planned = members[: len(plans)]
+        sources = {(s.tier, s.block) for plan in plans for s in plan.sources}
+        hits = [block for tier, block in sources if tier is Tier.DEVICE]
+        own = [
+            self.blocks_for(m.capacity_tokens) - len(p.sources) for m, p in zip(planned, plans, strict=True)
+        ]
+        fresh = len(sources) - len(hits) + sum(own)
+        rest = members if len(planned) < len(members) else members[:1]
         revived = sum(self.pool.ref_count(block) == 0 for block in hits)
-        if fresh + keep_available > self.pool.num_available() - revived:
+        num_needed = fresh + self._branches.num_blocks(rest)
+        if num_needed + keep_available > self.pool.num_available() - revived:
             return Refusal.NO_ROOM
-        self._open_table(sequence_id, plan, fresh)
-        if parked is None:
-            for source in reversed(plan.sources):
+        self._open_tables(planned, plans, fresh)
+        self._branches.reserve(rest)
+        if not is_parked:
+            for source in reversed(plans[0].sources):
                 self.tiers.on_hit(source.tier, source.block)
-        if self._tables[sequence_id].restore is None:
-            self._parking.give_up(sequence_id)
-            return Admission(plan.num_tokens, num_forgone_tokens=plan.num_forgone_tokens)
+        restoring = any(self._tables[member.sequence_id].restore is not None for member in planned)
+        if not (is_parked and restoring):
+            for member in members:
+                self._parking.give_up(member.sequence_id)
+        size = self.block_size
+        cached = [
+            plan.num_front * size if self._tables[member.sequence_id].restore else plan.num_tokens
+            for member, plan in zip(planned, plans, strict=True)
+        ]
         return Admission(
-            plan.num_front * self.block_size,
-            restoring=True,
-            overlaps=plan.overlaps,
-            num_forgone_tokens=plan.num_forgone_tokens,
+            (*cached, *[0] * (len(members) - len(cached))),
+            restoring=restoring,
+            overlaps=plans[0].overlaps and restoring,
+            num_forgone_tokens=plans[0].num_forgone_tokens,
         )
 
-    def try_grow(self, sequence_id: str, num_tokens: int) -> bool:
-        """Make the table cover ``num_tokens``. False, with nothing changed, if the pool is too full."""
-        table = self._tables[sequence_id]
-        missing = self.blocks_for(num_tokens) - len(table.blocks)
-        if missing <= 0:
-            return True
-        allocated = self.pool.try_allocate(missing)
+    def fork(self, parent_id: str, child_id: str, num_tokens: int) -> None:
+        """Let a new sequence share another's first ``num_tokens`` tokens, a partly filled block included."""
+        table = self._tables[parent_id]
+        assert table.restore is None and child_id not in self._tables
+        blocks = table.blocks[: self.blocks_for(num_tokens)]
+        for block in blocks:
+            self.pool.share(block)
+        self._tables[child_id] = BlockTable(blocks, table.num_published)
+
+    def branch_of(self, sequence_id: str) -> Branch | None:
+        """What a sequence waits for to be computed, if it has not been born yet."""
+        return self._branches.waiting().get(sequence_id)
+
+    def branches(self) -> Mapping[str, Branch]:
+        """All branches that wait for their parents, for recounts and reports."""
+        return self._branches.waiting()
+
+    def bear(self, sequence_id: str) -> int:
+        """Let a branch share what its parent has computed; returns how many tokens that is."""
+        branch = self._branches.waiting()[sequence_id]
+        self._tables[sequence_id] = self._branches.bear(sequence_id, self._tables[branch.parent_id])
+        return branch.num_shared_tokens
+
+    def try_grow(self, wanted: Sequence[tuple[str, int]]) -> bool:
+        """Let each of these sequences write the last of its so many tokens, all of them or none.
+
+        A block that a sequence would write into and others refer to is copied first (``take_copies``); the
+        last of those who share it keeps it. False, with nothing changed, if the pool is too full.
+        """
+        shared = Counter(self._shared_last(sequence_id, count) for sequence_id, count in wanted)
+        num_copies = sum(
+            min(count, self.pool.ref_count(block) - 1) for block, count in shared.items() if block is not None
+        )
+        missing = [
+            max(0, self.blocks_for(count) - len(self._tables[sequence_id].blocks))
+            for sequence_id, count in wanted
+        ]
+        allocated = self.pool.try_allocate(num_copies + sum(missing))
         if allocated is None:
             return False
-        table.blocks += allocated
+        for (sequence_id, count), num_missing in zip(wanted, missing, strict=True):
+            table = self._tables[sequence_id]
+            source = self._shared_last(sequence_id, count)
+            if source is not None:
+                target = table.blocks[(count - 1) // self.block_size] = allocated.pop()
+                self._copies.append(BlockCopy(source, target))
+                self.pool.release((source,))
+            table.blocks += [allocated.pop() for _ in range(num_missing)]
         return True
+
+    def _shared_last(self, sequence_id: str, num_tokens: int) -> BlockId | None:
+        """The block into which a sequence would write its last token, if others refer to it too."""
+        table = self._tables[sequence_id]
+        if (num_tokens - 1) // self.block_size >= len(table.blocks):
+            return None
+        block = table.blocks[(num_tokens - 1) // self.block_size]
+        return block if self.pool.ref_count(block) > 1 else None
+
+    def take_copies(self) -> tuple[BlockCopy, ...]:
+        """Copies within the device pool that must be made before the next step computes anything."""
+        copies, self._copies = tuple(self._copies), []
+        return copies
 
     def publish(self, sequence_id: str, names: Sequence[BlockHash], num_full: int) -> None:
         """Name the sequence's first ``num_full`` blocks, which the compute has now filled.
@@ -153,9 +248,10 @@ class BlockManager:
         table = self._tables.pop(sequence_id, None)
         if table is not None:
             if table.restore is not None:
-                self.tiers.cancel(table.restore.moves.values())
+                self._loads.drop(table.restore)
             self._touch_below(table.blocks)
             self.pool.release(reversed(table.blocks), expected_return_at)
+        self._branches.release(sequence_id)
         self._parking.give_up(sequence_id)
 
     def discard(self, sequence_id: str, names: Sequence[BlockHash]) -> None:
@@ -171,24 +267,27 @@ class BlockManager:
 
     # ---- swap out ------------------------------------------------------------------------------
 
-    def try_begin_swap_out(self, sequence_id: str, num_tokens: int) -> bool:
-        """Begin to copy a sequence's first ``num_tokens`` tokens to host, the partial last block included.
+    def try_begin_swap_out(self, leaving: Sequence[tuple[str, int]]) -> bool:
+        """Begin to copy a group's sequences, so many tokens of each, to host, partial last blocks included.
 
         The device blocks become available as their copies end, or now. False, with nothing changed, if it is
         not worth while to the restore policy or host has no room. All is on host once ``swap_out_done``.
         """
-        table = self._tables[sequence_id]
-        assert table.restore is None
-        blocks = table.blocks[: self.blocks_for(num_tokens)]
-        if not self._parking.try_begin(sequence_id, blocks, num_tokens):
+        assert all(self._tables[sequence_id].restore is None for sequence_id, _ in leaving)
+        leavers = [
+            Leaver(sequence_id, self._tables[sequence_id].blocks[: self.blocks_for(count)], count)
+            for sequence_id, count in leaving
+        ]
+        if not self._parking.try_begin(leavers):
             return False
-        del self._tables[sequence_id]
-        self.pool.release(reversed(table.blocks))
+        for sequence_id, _ in leaving:
+            self.pool.release(reversed(self._tables.pop(sequence_id).blocks))
         return True
 
     def swap_out_done(self, sequence_id: str) -> bool:
         """Whether everything of a sequence that was to be copied out is on host."""
-        return not self._parking.tables()[sequence_id].moves
+        parked = self._parking.tables().get(sequence_id)
+        return parked is not None and not parked.moves
 
     def waits_for_hung_copies(self, sequence_id: str) -> bool:
         """Whether copies that a sequence needs to get on, in either direction, have stopped moving."""
@@ -198,14 +297,15 @@ class BlockManager:
             return bool(late) or self.tiers.hang(table.restore.moves.values())
         return table is None and parked is not None and self.tiers.hang(parked.moves)
 
-    def abandon_restore(self, sequence_id: str) -> bool:
-        """Give a swapped sequence's device blocks back; it keeps its slots. False: it has no slots."""
-        if sequence_id not in self._parking.tables():
+    def abandon_restore(self, sequence_ids: Sequence[str]) -> bool:
+        """Give a swapped group's device blocks back; it keeps its slots. False: it has no slots."""
+        if not all(sequence_id in self._parking.tables() for sequence_id in sequence_ids):
             return False
-        table = self._tables.pop(sequence_id)
-        assert table.restore is not None
-        self.tiers.cancel(table.restore.moves.values())
-        self.pool.release(reversed(table.blocks))
+        for sequence_id in sequence_ids:
+            table = self._tables.pop(sequence_id)
+            if table.restore is not None:
+                self._loads.drop(table.restore)
+            self.pool.release(reversed(table.blocks))
         return True
 
     def num_leaving(self) -> int:
@@ -218,31 +318,30 @@ class BlockManager:
 
     # ---- restore -------------------------------------------------------------------------------
 
-    def restore_of(self, sequence_id: str) -> Restore:
-        """How a restoring sequence stands."""
-        restore = self._tables[sequence_id].restore
-        assert restore is not None
-        return restore
-
-    def advance_restore(self, sequence_id: str, num_computed_tokens: int) -> int:
-        """Tokens that are there from the first on, counting what has arrived next to what was computed."""
-        return self.restore_of(sequence_id).front(num_computed_tokens)
+    def restore_of(self, sequence_id: str) -> Restore | None:
+        """How a sequence stands whose blocks are on their way; None if there are no such."""
+        table = self._tables.get(sequence_id)
+        return None if table is None else table.restore
 
     def end_restore(self, sequence_id: str) -> None:
         """Everything is there: the sequence is like any other again. Its host slots are given up."""
-        table, restore = self._tables[sequence_id], self.restore_of(sequence_id)
-        assert not restore.moves
-        table.num_published = max(table.num_published, restore.num_tokens // self.block_size)
-        table.restore = None
+        table = self._tables[sequence_id]
+        if table.restore is not None:
+            assert not table.restore.moves
+            table.num_published = max(table.num_published, table.restore.num_tokens // self.block_size)
+            table.restore = None
         self._parking.give_up(sequence_id)
 
     def compute_limit(self, sequence_id: str, num_computed_tokens: int) -> int:
         """Position up to which a restoring sequence may be computed in this step."""
-        return self.restore_of(sequence_id).compute_limit(num_computed_tokens)
+        restore = self.restore_of(sequence_id)
+        return num_computed_tokens if restore is None else restore.compute_limit(num_computed_tokens)
 
     def call_off_loads(self, sequence_id: str, num_computed_tokens: int, max_tokens: int) -> None:
         """Call off the loads that an overlapped restore had better compute in the next step."""
-        self._loads.call_off(self.restore_of(sequence_id), num_computed_tokens, max_tokens)
+        restore = self.restore_of(sequence_id)
+        if restore is not None:
+            self._loads.call_off(restore, num_computed_tokens, max_tokens)
 
     def places(self, sequence_id: str, num_computed_tokens: int) -> str:
         """A letter a logical block: D device, H host; coming back: h, d from disk; . to be computed."""
@@ -276,19 +375,38 @@ class BlockManager:
 
     # ---- inside ---------------------------------------------------------------------
 
-    def _open_table(self, sequence_id: str, plan: Plan, num_fresh: int) -> None:
-        """Make the table, and begin to load what of it is below the device."""
-        hits = {i: s.block for i, s in enumerate(plan.sources) if s.tier is Tier.DEVICE}
-        for block in hits.values():
+    def _open_tables(self, members: Sequence[Member], plans: Sequence[Plan], num_fresh: int) -> None:
+        """Make the tables, and begin to load what of them is below the device.
+
+        What several have in common gets one device block, with a reference for each.
+        """
+        given = {
+            (Tier.DEVICE, source.block): source.block
+            for plan in plans
+            for source in plan.sources
+            if source.tier is Tier.DEVICE
+        }
+        for block in given.values():
             self.pool.acquire(block)
-        fresh = self.pool.try_allocate(num_fresh)
-        assert fresh is not None
-        unused = iter(fresh)
-        blocks = [hits[i] if i in hits else next(unused) for i in range(len(hits) + num_fresh)]
-        table = BlockTable(blocks, num_published=plan.num_front)
-        self._tables[sequence_id] = table
-        if len(hits) < len(plan.sources):
-            self._loads.begin(sequence_id, table, plan)
+        allocated = self.pool.try_allocate(num_fresh)
+        assert allocated is not None
+        fresh, seen = iter(allocated), set()
+        opened = []
+        for member, plan in zip(members, plans, strict=True):
+            keys = [(source.tier, source.block) for source in plan.sources]
+            for key in keys:
+                if key not in given:
+                    given[key] = next(fresh)
+                elif key in seen:
+                    self.pool.share(given[key])
+                seen.add(key)
+            num_own = self.blocks_for(member.capacity_tokens) - len(keys)
+            blocks = [*(given[key] for key in keys), *(next(fresh) for _ in range(num_own))]
+            table = BlockTable(blocks, num_published=plan.num_front)
+            self._tables[member.sequence_id] = table
+            if plan.num_front < len(keys):
+                opened.append((member.sequence_id, table, plan))
+        self._loads.begin(opened)
 
     def _touch_below(self, blocks: Sequence[BlockId]) -> None:
         """Let copies on lower tiers rank as what they are copies of: used now, and the end goes first."""

@@ -137,12 +137,11 @@ class BlockPool:
         return self._state[block] is BlockState.COPYING_IN
 
     def share(self, block: BlockId) -> None:
-        """Add a reference to a block that has a name, or gets it when its copy ends."""
-        if self.is_being_filled(block):
-            assert block in self._label
-            self._ref_count[block] += 1
-        else:
+        """Add a reference to a block that somebody refers to already, or that has a name."""
+        if self._ref_count[block] == 0:
             self.acquire(block)
+        else:
+            self._ref_count[block] += 1
 
     def acquire(self, block: BlockId) -> None:
         """Add a reference to a named block, which also keeps it from being evicted."""

@@ -35,6 +35,7 @@ def _references(manager: BlockManager, tier: Tier, jobs: list[TransferJob]) -> C
     references: Counter[BlockId] = Counter()
     if tier is Tier.DEVICE:
         references.update(block for table in manager.tables().values() for block in table.blocks)
+        references.update(block for branch in manager.branches().values() for block in branch.blocks)
     elif tier is Tier.HOST:
         references.update(slot for parked in manager.parked_tables().values() for slot in parked.slots)
     references.update(job.target for job in jobs if job.kind.target is tier)
@@ -111,16 +112,15 @@ def _check_copies(pool: BlockPool, tier: Tier, jobs: list[TransferJob]) -> list[
 
 def _check_tables(manager: BlockManager) -> list[str]:
     problems = []
-    holders = Counter(block for table in manager.tables().values() for block in table.blocks)
+    positions: dict[BlockId, int] = {}
     for sequence_id, table in manager.tables().items():
         if len(set(table.blocks)) != len(table.blocks):
             problems.append(f"sequence {sequence_id} has a block twice in its table")
         if table.num_published > len(table.blocks):
             problems.append(f"sequence {sequence_id} published more blocks than it has")
-        settled = table.restore.origin.keys() | table.restore.moves.keys() if table.restore else ()
         for index, block in enumerate(table.blocks):
-            if holders[block] > 1 and index >= table.num_published and index not in settled:
-                problems.append(f"sequence {sequence_id} shares block {block}, which it still writes")
+            if positions.setdefault(block, index) != index:
+                problems.append(f"sequence {sequence_id} has block {block} where another has it elsewhere")
             if manager.pool.is_being_filled(block) and not (table.restore and index in table.restore.moves):
                 problems.append(f"sequence {sequence_id} holds block {block} while a copy writes it")
     return problems

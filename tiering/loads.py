@@ -5,7 +5,7 @@ Runs on: step thread, sole owner. Blocks: never. A block from disk comes in two 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tiering.planner import Plan, RestorePlanner, Source
@@ -35,21 +35,36 @@ class Loads:
         self._device = tiers.device
         self._block_size = block_size
         self._planner = planner
-        self._loading: dict[TransferId, _Load] = {}
+        self._loading: dict[TransferId, list[_Load]] = {}
 
     def __contains__(self, move: TransferId) -> bool:
         return move in self._loading
 
     def origin(self, move: TransferId) -> Tier:
         """The tier from which the block that this move brings has come."""
-        return self._loading[move].origin
+        return self._loading[move][0].origin
 
-    def begin(self, sequence_id: str, table: BlockTable, plan: Plan) -> None:
-        """Begin to load what of a plan is below the device.
+    def begin(self, opened: Sequence[tuple[str, BlockTable, Plan]]) -> None:
+        """Begin to load what of the plans of a group's sequences is below the device.
 
         From the front on, or from the end if the front is computed meanwhile. Host copies first: they are
-        pinned before host makes room for those from disk.
+        pinned before host makes room for those from disk. Where tables share a device block, it is loaded
+        once.
         """
+        moves: dict[BlockId, TransferId] = {}
+        for tier in (Tier.HOST, Tier.DISK):
+            for sequence_id, table, plan in opened:
+                restore = table.restore or self._open(table, plan)
+                indices = [i for i, source in enumerate(plan.sources) if source.tier is tier]
+                for index in reversed(indices) if plan.overlaps else indices:
+                    load = _Load(sequence_id, table, restore, index, tier)
+                    block = table.blocks[index]
+                    if block in moves:
+                        self._await(load, moves[block])
+                    else:
+                        moves[block] = self._begin_load(load, plan.sources[index])
+
+    def _open(self, table: BlockTable, plan: Plan) -> Restore:
         restore = Restore(
             plan.num_front,
             plan.num_tokens,
@@ -64,16 +79,9 @@ class Loads:
             for i, source in enumerate(plan.sources)
             if source.tier is Tier.DEVICE and i >= plan.num_front
         )
-        indices = [i for i, s in enumerate(plan.sources) if s.tier is not Tier.DEVICE]
-        if plan.overlaps:
-            indices.reverse()
-        for tier in (Tier.HOST, Tier.DISK):
-            for index in indices:
-                source = plan.sources[index]
-                if source.tier is tier:
-                    self._begin_load(_Load(sequence_id, table, restore, index, tier), source)
+        return restore
 
-    def _begin_load(self, load: _Load, source: Source) -> None:
+    def _begin_load(self, load: _Load, source: Source) -> TransferId:
         if source.tier is Tier.HOST:
             target = load.table.blocks[load.index]
             move = self._tiers.begin(TransferKind.SWAP_IN, source.block, target, source.label)
@@ -84,8 +92,21 @@ class Loads:
             assert slots is not None
             move = self._tiers.begin(TransferKind.PROMOTE, source.block, slots[0], source.label)
             host.release(slots)
+        self._await(load, move)
+        return move
+
+    def _await(self, load: _Load, move: TransferId) -> None:
         load.restore.moves[load.index] = move
-        self._loading[move] = load
+        self._loading.setdefault(move, []).append(load)
+
+    def drop(self, restore: Restore) -> None:
+        """A table is given up: call off the loads that nobody else waits for."""
+        restore.failed = True
+        self._tiers.cancel(
+            move
+            for move in restore.moves.values()
+            if move in self and all(load.restore.failed for load in self._loading[move])
+        )
 
     def call_off(self, restore: Restore, num_computed_tokens: int, max_tokens: int) -> None:
         """Call off the loads that an overlapped restore had better compute in the next step.
@@ -110,36 +131,46 @@ class Loads:
 
     def end(self, ended: EndedMove, tables: Mapping[str, BlockTable]) -> Iterator[tuple[str, SequenceEvent]]:
         """Take in how a load ended; ``tables`` are those of the sequences that live."""
-        load = self._loading.pop(ended.job.transfer_id)
-        if tables.get(load.sequence_id) is not load.table or load.restore.failed:
-            return
-        del load.restore.moves[load.index]
-        load.restore.progress_at = self._device.now
-        if ended.outcome is TransferOutcome.CANCELLED:
+        loads = [
+            load
+            for load in self._loading.pop(ended.job.transfer_id)
+            if tables.get(load.sequence_id) is load.table and not load.restore.failed
+        ]
+        for load in loads:
+            del load.restore.moves[load.index]
+            load.restore.progress_at = self._device.now
+        if not loads or ended.outcome is TransferOutcome.CANCELLED:
             return
         if not ended.ok:
+            yield from self._fail(loads)
+        elif ended.job.kind is TransferKind.PROMOTE:
+            yield from self._lift(loads, ended.holder)
+        else:
+            for load in loads:
+                if ended.holder != ended.job.target:
+                    self._take_over(load, ended.holder)
+                load.restore.origin[load.index] = load.origin
+
+    def _fail(self, loads: Sequence[_Load]) -> Iterator[tuple[str, SequenceEvent]]:
+        for load in loads:
             load.restore.failed = True
             yield load.sequence_id, SequenceEvent.RESTORE_FAILED
-        elif ended.job.kind is TransferKind.PROMOTE:
-            yield from self._lift(load, ended.holder)
-        else:
-            if ended.holder != ended.job.target:
-                self._take_over(load, ended.holder)
-            load.restore.origin[load.index] = load.origin
 
-    def _lift(self, load: _Load, slot: BlockId) -> Iterator[tuple[str, SequenceEvent]]:
+    def _lift(self, loads: Sequence[_Load], slot: BlockId) -> Iterator[tuple[str, SequenceEvent]]:
         """Second stage of a load from disk, unless the content was computed on the device meanwhile."""
         host = self._tiers.host
         assert host is not None
         label = host.label_of(slot)
         if label is None:  # it was forgotten on its way
-            load.restore.failed = True
-            yield load.sequence_id, SequenceEvent.RESTORE_FAILED
+            yield from self._fail(loads)
             return
         named = self._device.lookup(label.name)
         if named is None:
-            self._begin_load(load, Source(Tier.HOST, slot, label))
-        else:
+            move = self._begin_load(loads[0], Source(Tier.HOST, slot, label))
+            for load in loads[1:]:
+                self._await(load, move)
+            return
+        for load in loads:
             self._take_over(load, named)
             load.restore.origin[load.index] = load.origin
 

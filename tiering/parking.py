@@ -7,19 +7,30 @@ stay until it comes back, its partly filled last block included.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from tiering.planner import RestorePlanner
+from tiering.planner import RestorePlanner, spans_of
 from tiering.tables import ParkedTable, SequenceEvent
 from tiering.tiers import EndedMove, Tiers
-from tiering.types import BlockId, BlockLabel, Tier, TransferId, TransferKind
+from tiering.types import BlockId, Tier, TransferId, TransferKind
+
+
+@dataclass(frozen=True, slots=True)
+class Leaver:
+    """A sequence to be parked: the device blocks that hold its ``num_tokens`` computed tokens."""
+
+    sequence_id: str
+    blocks: Sequence[BlockId]
+    num_tokens: int
 
 
 class Parking:
-    """Host slots by sequence."""
+    """Host slots by sequence. What sequences share on the device they share on host."""
 
-    def __init__(self, tiers: Tiers, planner: RestorePlanner) -> None:
+    def __init__(self, tiers: Tiers, planner: RestorePlanner, block_size: int) -> None:
         self._tiers = tiers
         self._planner = planner
+        self._block_size = block_size
         self._parked: dict[str, ParkedTable] = {}
         self._leaving: dict[TransferId, list[tuple[str, ParkedTable]]] = {}
 
@@ -30,39 +41,63 @@ class Parking:
         """Of all sequences that are swapped out or on their way."""
         return self._parked
 
-    def try_begin(self, sequence_id: str, blocks: Sequence[BlockId], num_tokens: int) -> bool:
-        """Begin to copy ``num_tokens`` tokens in these device blocks to host. False, with nothing changed:
+    def try_begin(self, leavers: Sequence[Leaver]) -> bool:
+        """Begin to copy what a group of sequences has on the device to host, each block once.
 
-        it is not worth while to the restore policy, or host has no room for all of it. Blocks that host has,
-        or is getting, need no copy.
+        False, with nothing changed: it is not worth while to the restore policy, or host has no room for all
+        of it. Blocks that host has, or is getting, need no copy.
         """
         host = self._tiers.host
-        if host is None or num_tokens == 0:
+        if host is None or not any(leaver.num_tokens for leaver in leavers):
             return False
-        labels = [self._tiers.device.label_of(block) for block in blocks]
-        present = [None if label is None else self._on_host(label) for label in labels]
-        dirty = [index for index, slot in enumerate(present) if slot is None]
-        if not self._planner.keeps(num_tokens, len(blocks), len(dirty)):
+        blocks = list(dict.fromkeys(block for leaver in leavers for block in leaver.blocks))
+        present = {block: slot for block in blocks if (slot := self._on_host(block)) is not None}
+        dirty = [block for block in blocks if block not in present]
+        spans = spans_of(
+            [leaver.blocks for leaver in leavers], [leaver.num_tokens for leaver in leavers], self._block_size
+        )
+        if not self._planner.keeps(spans, len(blocks), len(dirty)):
             return False
-        shared = [slot for slot in present if slot is not None]
-        if len(dirty) > host.num_available() - sum(host.ref_count(slot) == 0 for slot in shared):
+        if len(dirty) > host.num_available() - sum(host.ref_count(slot) == 0 for slot in present.values()):
             return False
-        for slot in shared:
+        for slot in present.values():
             host.share(slot)
         fresh = host.try_allocate(len(dirty))
         assert fresh is not None
-        slots = list(present)
-        for index, slot in zip(dirty, fresh, strict=True):
-            slots[index] = slot
-        parked = ParkedTable([slot for slot in slots if slot is not None], num_tokens)
-        self._parked[sequence_id] = parked
-        for index in dirty:
-            move = self._tiers.begin(TransferKind.SWAP_OUT, blocks[index], parked.slots[index], labels[index])
-            self._await_slot(sequence_id, parked, move)
-        for slot in shared:
-            if host.is_being_filled(slot):
-                self._await_slot(sequence_id, parked, self._tiers.arrival_at(Tier.HOST, slot))
+        slots = present | dict(zip(dirty, fresh, strict=True))
+        moves = {block: self._begin_copy(block, slots[block]) for block in dirty}
+        moves |= {
+            block: self._tiers.arrival_at(Tier.HOST, slot)
+            for block, slot in present.items()
+            if host.is_being_filled(slot)
+        }
+        self._park(leavers, slots, moves)
         return True
+
+    def _begin_copy(self, block: BlockId, slot: BlockId) -> TransferId:
+        return self._tiers.begin(TransferKind.SWAP_OUT, block, slot, self._tiers.device.label_of(block))
+
+    def _park(
+        self,
+        leavers: Sequence[Leaver],
+        slots: Mapping[BlockId, BlockId],
+        moves: Mapping[BlockId, TransferId],
+    ) -> None:
+        """Note who has which slots, which have one reference so far, and waits for which moves."""
+        host = self._tiers.host
+        assert host is not None
+        seen: set[BlockId] = set()
+        for leaver in leavers:
+            for block in leaver.blocks:
+                if block in seen:
+                    host.share(slots[block])
+            seen.update(leaver.blocks)
+            parked = ParkedTable([slots[block] for block in leaver.blocks], leaver.num_tokens)
+            self._parked[leaver.sequence_id] = parked
+            for block in leaver.blocks:
+                if block in moves:
+                    parked.moves.add(moves[block])
+                    self._leaving.setdefault(moves[block], []).append((leaver.sequence_id, parked))
 
     def end(self, ended: EndedMove) -> Iterator[tuple[str, SequenceEvent]]:
         """Take in how a copy to host ended."""
@@ -84,13 +119,11 @@ class Parking:
             assert self._tiers.host is not None
             self._tiers.host.release(reversed(parked.slots))
 
-    def _on_host(self, label: BlockLabel) -> BlockId | None:
-        """The host slot that has this content or is getting it."""
-        host = self._tiers.host
+    def _on_host(self, block: BlockId) -> BlockId | None:
+        """The host slot that has this device block's content or is getting it."""
+        host, label = self._tiers.host, self._tiers.device.label_of(block)
         assert host is not None
+        if label is None:
+            return None
         slot = host.lookup(label.name)
         return host.arriving_block(label.name) if slot is None else slot
-
-    def _await_slot(self, sequence_id: str, parked: ParkedTable, move: TransferId) -> None:
-        parked.moves.add(move)
-        self._leaving.setdefault(move, []).append((sequence_id, parked))

@@ -96,7 +96,7 @@ class RestorePlanner:
 
     def plan(self, sources: Sequence[Source], num_tokens: int) -> Plan:
         """What to use of what was found. The host must have room for what comes from disk."""
-        num_front = next((i for i, s in enumerate(sources) if s.tier is not Tier.DEVICE), len(sources))
+        num_front = _num_on_device(sources)
         usable = list(sources[: self._stageable(sources)])
         situation = self._situation(usable, num_front, num_tokens)
         mode = self._policy.restore(situation) if situation.num_blocks else RestoreMode.LOAD
@@ -107,12 +107,43 @@ class RestorePlanner:
         predicted_s = None if situation.load_s is None else situation.load_s - self.costs.step_s()
         return Plan(usable, num_front, kept, num_tokens - kept, overlaps, predicted_s)
 
-    def keeps(self, num_tokens: int, num_blocks: int, num_dirty: int) -> bool:
-        """Whether a preempted sequence is worth copying out; ``num_dirty`` of its blocks are not on host."""
+    def plan_group(self, found: Sequence[Sequence[Source]], num_tokens: Sequence[int]) -> list[Plan] | None:
+        """What several swapped sequences start from; what they share is loaded once. None: compute instead.
+
+        ``found`` and ``num_tokens`` are of each of them. Nothing is computed while it is loaded.
+        """
+        missing = {source.block for sources in found for source in sources if source.tier is Tier.HOST}
+        fronts = [_num_on_device(sources) for sources in found]
+        spans = spans_of(
+            [[source.block for source in sources] for sources in found], num_tokens, self._block_size
+        )
+        starts = [
+            max(start, front * self._block_size) for (start, _), front in zip(spans, fronts, strict=True)
+        ]
+        load_s = self._load_and_go_s(len(missing) + self._tiers.num_moves_of(TransferKind.SWAP_IN), 0)
+        situation = RestoreSituation(
+            num_blocks=len(missing),
+            load_s=load_s,
+            compute_s=self._compute_s(list(zip(starts, num_tokens, strict=True))),
+            step_s=self.costs.step_s(),
+        )
+        if missing and self._policy.restore(situation) is RestoreMode.COMPUTE:
+            return None
+        predicted_s = None if load_s is None else load_s - self.costs.step_s()
+        return [
+            Plan(list(sources), front, count, 0, overlaps=False, predicted_s=predicted_s)
+            for sources, front, count in zip(found, fronts, num_tokens, strict=True)
+        ]
+
+    def keeps(self, spans: Sequence[tuple[int, int]], num_blocks: int, num_dirty: int) -> bool:
+        """Whether preempted sequences are worth copying out; ``num_dirty`` of their blocks are not on host.
+
+        ``spans``: of each, from which position on it shares nothing with those before it, and its tokens.
+        """
         situation = RestoreSituation(
             num_blocks=num_blocks,
             load_s=self._load_and_go_s(num_blocks, 0),
-            compute_s=self.costs.recompute_s(0, num_tokens),
+            compute_s=self._compute_s(spans),
             store_s=self.costs.copy_s(TransferKind.SWAP_OUT, num_dirty),
             step_s=self.costs.step_s(),
         )
@@ -127,6 +158,11 @@ class RestorePlanner:
         if num_promotes == 0:
             return swap_in
         return max(swap_in, promote) + min(swap_in / num_swap_ins, promote / num_promotes)
+
+    def _compute_s(self, spans: Sequence[tuple[int, int]]) -> float | None:
+        costs = [self.costs.recompute_s(start, stop) for start, stop in spans if start < stop]
+        known = [cost for cost in costs if cost is not None]
+        return sum(known) if len(known) == len(costs) else None
 
     def _stageable(self, sources: Sequence[Source]) -> int:
         """How many leading sources can be used, given what host can free for those on disk."""
@@ -158,3 +194,23 @@ class RestorePlanner:
             compute_s=self.costs.recompute_s(num_front * self._block_size, num_tokens),
             step_s=self.costs.step_s(),
         )
+
+
+def spans_of(
+    blocks: Sequence[Sequence[BlockId]], num_tokens: Sequence[int], block_size: int
+) -> list[tuple[int, int]]:
+    """Of each of several tables: the position from which on no table before it has its blocks, and its
+    end.
+    """
+    seen: set[BlockId] = set()
+    spans = []
+    for table, count in zip(blocks, num_tokens, strict=True):
+        num_shared = next((i for i, block in enumerate(table) if block not in seen), len(table))
+        seen.update(table)
+        spans.append((min(num_shared * block_size, count), count))
+    return spans
+
+
+def _num_on_device(sources: Sequence[Source]) -> int:
+    """How many of them, from the first on."""
+    return next((i for i, source in enumerate(sources) if source.tier is not Tier.DEVICE), len(sources))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tiering.restore import Restore
-from tiering.types import BlockId, TransferId
+from tiering.types import BlockHash, BlockId, TransferId
 
 
 class Refusal(enum.Enum):
@@ -17,14 +18,41 @@ class Refusal(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """A sequence that asks for blocks for ``capacity_tokens``, of which it knows ``num_tokens``.
+
+    ``names`` are those of its full blocks.
+    """
+
+    sequence_id: str
+    names: Sequence[BlockHash]
+    num_tokens: int
+    capacity_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A sequence that has to wait until ``parent_id`` has computed ``num_shared_tokens``, which it will
+    share.
+
+    ``blocks`` are what it will have beyond those.
+    """
+
+    parent_id: str
+    num_shared_tokens: int
+    blocks: list[BlockId]
+
+
+@dataclass(frozen=True, slots=True)
 class Admission:
-    """A sequence got its blocks; its first ``num_cached_tokens`` are on the device already.
+    """A group of sequences got its blocks. Of each, the first ``num_cached_tokens`` are on the device
+    already.
 
     ``restoring``: more are on their way; ``overlaps``: and the front is computed meanwhile.
     ``num_forgone_tokens`` were found below the device and are to be computed instead.
     """
 
-    num_cached_tokens: int
+    num_cached_tokens: tuple[int, ...]
     restoring: bool = False
     overlaps: bool = False
     num_forgone_tokens: int = 0

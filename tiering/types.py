@@ -66,6 +66,14 @@ class BlockLabel:
     depth: int
 
 
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy one device block to another: a sequence is about to write into what it shares (copy-on-write)."""
+
+    source: BlockId
+    target: BlockId
+
+
 class TransferKind(enum.StrEnum):
     """Direction of a move. Members are also the values of the ``kind`` label of metrics."""
 

@@ -31,8 +31,8 @@ from engine.messages import EngineInfo, SamplingParams
 from engine.models.layers import DETERMINISTIC_ROW_TILE
 from engine.models.llama import LlamaModel, LlamaWeights
 from engine.models.rope import RopeTable
-from engine.schedule import SampledToken, SampleSpec, ScheduledChunk, SchedulerOutput, StepOutput
-from tiering.memory.device_pool import allocate_device_pool
+from engine.schedule import Sample, SampleSpec, ScheduledChunk, SchedulerOutput, StepOutput
+from tiering.memory.device_pool import allocate_device_pool, copy_blocks
 from tiering.memory.layout import KVLayout
 from tiering.movers.checksums import checksum
 from tiering.movers.disk_store import FINGERPRINT_BYTES
@@ -45,14 +45,17 @@ _LEAST_USEFUL_WINDOW = 256  # a pool that cuts the model's window to less than t
 class ModelRunner:
     """Executes plans on one model and one KV pool."""
 
-    def __init__(self, model: LlamaModel, block_size: int, device: torch.device) -> None:
+    def __init__(self, model: LlamaModel, pool: torch.Tensor, block_size: int) -> None:
         self._model = model
+        self._pool = pool
         self._block_size = block_size
-        self._device = device
+        self._device = pool.device
 
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> StepOutput:
-        """Compute every chunk's tokens into the pool, and draw where a chunk asks for it."""
+        """Copy blocks, compute every chunk's tokens into the pool, and draw where a chunk asks for it."""
+        if plan.copies:
+            copy_blocks(self._pool, plan.copies)
         if not plan.chunks:
             return StepOutput(samples=())
         logits = self._model.forward(build_model_input(plan, self._block_size, self._device))
@@ -64,8 +67,7 @@ class ModelRunner:
         drawn = sample(logits, [chunk.sample for chunk in asking if chunk.sample is not None])
         return StepOutput(
             samples=tuple(
-                SampledToken(chunk.request_id, token_id, logprobs)
-                for chunk, (token_id, logprobs) in zip(asking, drawn, strict=True)
+                Sample(chunk.sequence_id, tokens) for chunk, tokens in zip(asking, drawn, strict=True)
             )
         )
 
@@ -107,7 +109,7 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> LoadedRunner:
     )
     attention = _attention_backend(pool, model, window, hardware)
     rope = RopeTable(model, max(window.max_model_len, _WARM_UP_TOKENS), hardware.device)
-    runner = ModelRunner(LlamaModel(weights, rope, attention), config.block_size, hardware.device)
+    runner = ModelRunner(LlamaModel(weights, rope, attention), pool, config.block_size)
     _warm_up(runner)
     return LoadedRunner(
         runner,
@@ -248,6 +250,7 @@ def _warm_up(runner: ModelRunner) -> None:
     for start, token_ids in ((0, (0, 0)), (2, (0,))):
         spec = SampleSpec(
             params=SamplingParams(max_tokens=1, seed=0, top_p=0.9),
+            seeds=(0,),
             position=start + len(token_ids),
             prompt_token_ids=(0,),
             output_token_ids=(),

@@ -1,4 +1,5 @@
-"""Draws the next tokens of a whole batch. Stateless: everything it needs comes with the rows.
+"""Draws the next tokens of a whole batch, and ranks those of beam searches. Stateless: all comes with the
+rows.
 
 Runs on: step thread. Order: bias, bans, penalties; greedy rows take the maximum; the others go through
 temperature, min-p, top-k and top-p, and are drawn by inverse CDF with one uniform number from a
@@ -9,6 +10,7 @@ nor on whether the request was preempted. Rows that ask for nothing special cost
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,29 +18,63 @@ import torch
 
 from engine.execution.random_numbers import uniform
 from engine.messages import SamplingParams, TokenLogprobs
-from engine.schedule import SampleSpec
+from engine.schedule import SampledToken, SampleSpec
 
 _PREFIX = 512  # how many of the most likely tokens are tried before the whole vocabulary is sorted
 _COLDEST = 1e-30  # below it a temperature is as good as this one, and would soon be zero in float32
 
 
-def sample(
-    logits: torch.Tensor, specs: Sequence[SampleSpec]
-) -> list[tuple[int | None, TokenLogprobs | None]]:
-    """Token and log probabilities for each row of ``logits`` ``[R, V]`` float32.
+def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[tuple[SampledToken, ...]]:
+    """What each row of ``logits`` ``[R, V]`` float32 was asked for: a token a seed, or the likeliest tokens.
 
-    The token is None for a row whose logits are not finite. Log probabilities are those of ``logits``
-    as they came, before anything was done to them.
+    Nothing for a row whose logits are not finite. ``logprobs`` are those of ``logits`` as they came, before
+    anything was done to them.
     """
     assert logits.dtype is torch.float32
     assert len(specs) == logits.shape[0]
+    found: list[tuple[SampledToken, ...]] = [()] * len(specs)
+    draws = [(row, seed) for row, spec in enumerate(specs) for seed in spec.seeds]
+    if draws:
+        rows = [row for row, _ in draws]
+        drawn = _sample_rows(
+            logits if rows == list(range(len(specs))) else logits[rows],
+            [
+                replace(specs[row], seeds=(seed,)) if len(specs[row].seeds) > 1 else specs[row]
+                for row, seed in draws
+            ],
+        )
+        for row, token in zip(rows, drawn, strict=True):
+            found[row] += (token,)
+    searching = [row for row, spec in enumerate(specs) if spec.num_candidates]
+    if searching:
+        ranked = _rank(logits[searching], [specs[row] for row in searching])
+        for row, tokens in zip(searching, ranked, strict=True):
+            found[row] = tokens
     broken = (~torch.isfinite(logits.sum(dim=1))).tolist()
+    return [() if bad else tokens for bad, tokens in zip(broken, found, strict=True)]
+
+
+def _sample_rows(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[SampledToken]:
+    """One token a row."""
     tokens = _draw(_adjusted(logits, specs), specs)
     logprobs = _logprobs(logits, specs, tokens)
-    return [
-        (None, None) if bad else pair
-        for bad, pair in zip(broken, zip(tokens, logprobs, strict=True), strict=True)
-    ]
+    return [SampledToken(token, shown) for token, shown in zip(tokens, logprobs, strict=True)]
+
+
+def _rank(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[tuple[SampledToken, ...]]:
+    """The likeliest tokens of each row, by log probabilities to which bias, bans and penalties were applied.
+
+    In this order, which leaves their sum other than one, because transformers ranks beams so.
+    """
+    normalized = torch.log_softmax(logits, dim=1)
+    most = min(max(spec.num_candidates for spec in specs), logits.shape[1])
+    values, indices = (part.tolist() for part in _adjusted(normalized, specs).topk(most, dim=1))
+    ranked = []
+    for row, spec in enumerate(specs):
+        tokens = indices[row][: spec.num_candidates]
+        shown = _logprobs(logits[[row] * len(tokens)], [spec] * len(tokens), tokens)
+        ranked.append(tuple(map(SampledToken, tokens, shown, values[row][: len(tokens)])))
+    return ranked
 
 
 def _rows_where(specs: Sequence[SampleSpec], wants: Callable[[SamplingParams], bool]) -> list[int]:
@@ -117,7 +153,7 @@ def _draw_random(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[int]
     temperature = _column(specs, lambda params: max(params.temperature, _COLDEST), logits.device)
     probabilities = torch.softmax((logits - logits.amax(dim=1, keepdim=True)) / temperature, dim=1)
     probabilities = _without_unlikely(probabilities, specs)
-    seeds = np.array([spec.params.seed for spec in specs], dtype=np.uint64)
+    seeds = np.array([spec.seeds[0] for spec in specs], dtype=np.uint64)
     positions = np.array([spec.position for spec in specs], dtype=np.uint64)
     return _inverse_cdf(probabilities, uniform(seeds, positions))
 

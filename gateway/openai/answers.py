@@ -1,14 +1,15 @@
 """What both endpoints share on the way out: usage, identity of an answer, the format's interface.
 
-Pure. A format turns pieces of text into payloads: ``opening``, ``piece`` ... ``closing``, ``usage``
-for a stream, or ``whole`` for a plain answer. The finish reason is null until ``closing`` and comes
-exactly once; usage is null on every chunk but the last, and absent when nobody asked for it.
+Pure. A format turns pieces of text into payloads: for a stream, ``opening``, ``piece`` ... ``closing`` of
+each choice, then ``usage``; or ``whole`` for a plain answer. A choice's finish reason is null until its
+``closing`` and comes exactly once; usage is null on every chunk but the last, and absent when nobody asked
+for it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,20 +41,28 @@ class Identity:
     fingerprint: str
 
 
+@dataclass(frozen=True, slots=True)
+class WholeChoice:
+    """All of one choice."""
+
+    piece: Piece
+    finish_reason: str
+
+
 class AnswerFormat(Protocol):
     """Payloads (JSON) of one answer."""
 
-    def opening(self) -> bytes | None:
-        """First chunk of a stream, if this endpoint has one without text."""
+    def opening(self, index: int) -> bytes | None:
+        """First chunk of a choice, if this endpoint has one without text."""
         ...
 
-    def piece(self, piece: Piece) -> bytes: ...
+    def piece(self, index: int, piece: Piece) -> bytes: ...
 
-    def closing(self, finish_reason: str) -> bytes: ...
+    def closing(self, index: int, finish_reason: str) -> bytes: ...
 
     def usage(self, usage: Usage) -> bytes: ...
 
-    def whole(self, piece: Piece, finish_reason: str, usage: Usage) -> bytes: ...
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes: ...
 
 
 def make_usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:

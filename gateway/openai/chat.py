@@ -7,6 +7,7 @@ Unknown fields inside messages are ignored, because frontends send back what oth
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from gateway.answer import Piece
 from gateway.chat_template import ChatTemplate, PromptTooLargeError, TemplateRenderError
 from gateway.detokenizer import TokenTable, printable
 from gateway.errors import bad_request, unsupported
-from gateway.openai.answers import AnswerFormat, Identity, Usage, finite
+from gateway.openai.answers import AnswerFormat, Identity, Usage, WholeChoice, finite
 from gateway.openai.validated import (
     MAX_LOGPROBS,
     GenerationRequest,
@@ -234,29 +235,36 @@ class ChatFormat:
     def __init__(self, request: GenerationRequest, identity: Identity, table: TokenTable) -> None:
         self._identity = identity
         self._table = table
-        self._num_top = request.sampling.logprobs
+        self._num_top = request.logprobs
         self._chunk_usage: UnsetType | None = None if request.include_usage else UNSET
 
-    def opening(self) -> bytes | None:
-        return self._chunk([ChunkChoice(delta=Delta(role="assistant", content=""))], self._chunk_usage)
-
-    def piece(self, piece: Piece) -> bytes:
-        choice = ChunkChoice(delta=Delta(content=piece.text), logprobs=self._logprobs(piece))
+    def opening(self, index: int) -> bytes | None:
+        choice = ChunkChoice(index=index, delta=Delta(role="assistant", content=""))
         return self._chunk([choice], self._chunk_usage)
 
-    def closing(self, finish_reason: str) -> bytes:
-        return self._chunk([ChunkChoice(delta=Delta(), finish_reason=finish_reason)], self._chunk_usage)
+    def piece(self, index: int, piece: Piece) -> bytes:
+        delta = Delta(content=piece.text)
+        choice = ChunkChoice(index=index, delta=delta, logprobs=self._logprobs(piece))
+        return self._chunk([choice], self._chunk_usage)
+
+    def closing(self, index: int, finish_reason: str) -> bytes:
+        choice = ChunkChoice(index=index, delta=Delta(), finish_reason=finish_reason)
+        return self._chunk([choice], self._chunk_usage)
 
     def usage(self, usage: Usage) -> bytes:
         return self._chunk([], usage)
 
-    def whole(self, piece: Piece, finish_reason: str, usage: Usage) -> bytes:
-        choice = ChatChoice(
-            message=AssistantMessage(content=piece.text),
-            logprobs=self._logprobs(piece),
-            finish_reason=finish_reason,
-        )
-        return self._encode("chat.completion", [choice], usage)
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
+        shown = [
+            ChatChoice(
+                index=index,
+                message=AssistantMessage(content=choice.piece.text),
+                logprobs=self._logprobs(choice.piece),
+                finish_reason=choice.finish_reason,
+            )
+            for index, choice in enumerate(choices)
+        ]
+        return self._encode("chat.completion", shown, usage)
 
     def _chunk(self, choices: list[ChunkChoice], usage: Usage | UnsetType | None) -> bytes:
         return self._encode("chat.completion.chunk", choices, usage)

@@ -7,6 +7,8 @@ of the answer, and ``text_offset`` counts characters of that text.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +17,7 @@ from msgspec import UNSET, UnsetType
 from gateway.answer import Piece, TokenEntry
 from gateway.detokenizer import TokenTable
 from gateway.errors import bad_request, unsupported
-from gateway.openai.answers import AnswerFormat, Identity, Usage, finite
+from gateway.openai.answers import AnswerFormat, Identity, Usage, WholeChoice, finite
 from gateway.openai.validated import (
     MAX_LOGPROBS,
     GenerationRequest,
@@ -114,32 +116,40 @@ def _single_prompt(prompt: str | list[int | str | list[int]] | None) -> str | li
 
 
 class CompletionFormat:
-    """Answers of /v1/completions. Keeps the text offset across the pieces of a stream."""
+    """Answers of /v1/completions. Keeps each choice's text offset across the pieces of a stream."""
 
     def __init__(self, request: GenerationRequest, identity: Identity, table: TokenTable) -> None:
         self._identity = identity
         self._table = table
-        self._num_top = request.sampling.logprobs
+        self._num_top = request.logprobs
         self._chunk_usage: UnsetType | None = None if request.include_usage else UNSET
-        self._offset = 0
+        self._offsets: dict[int, int] = defaultdict(int)
 
-    def opening(self) -> bytes | None:
+    def opening(self, index: int) -> bytes | None:
         return None
 
-    def piece(self, piece: Piece) -> bytes:
-        choice = CompletionChoice(text=piece.text, logprobs=self._logprobs(piece))
+    def piece(self, index: int, piece: Piece) -> bytes:
+        choice = CompletionChoice(index=index, text=piece.text, logprobs=self._logprobs(index, piece))
         return self._encode([choice], self._chunk_usage)
 
-    def closing(self, finish_reason: str) -> bytes:
-        return self._encode([CompletionChoice(finish_reason=finish_reason)], self._chunk_usage)
+    def closing(self, index: int, finish_reason: str) -> bytes:
+        choice = CompletionChoice(index=index, finish_reason=finish_reason)
+        return self._encode([choice], self._chunk_usage)
 
     def usage(self, usage: Usage) -> bytes:
         return self._encode([], usage)
 
-    def whole(self, piece: Piece, finish_reason: str, usage: Usage) -> bytes:
-        logprobs = self._logprobs(piece)
-        choice = CompletionChoice(text=piece.text, logprobs=logprobs, finish_reason=finish_reason)
-        return self._encode([choice], usage)
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
+        shown = [
+            CompletionChoice(
+                index=index,
+                text=choice.piece.text,
+                logprobs=self._logprobs(index, choice.piece),
+                finish_reason=choice.finish_reason,
+            )
+            for index, choice in enumerate(choices)
+        ]
+        return self._encode(shown, usage)
 
     def _encode(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> bytes:
         who = self._identity
@@ -154,7 +164,7 @@ class CompletionFormat:
             )
         )
 
-    def _logprobs(self, piece: Piece) -> CompletionLogprobs | None:
+    def _logprobs(self, index: int, piece: Piece) -> CompletionLogprobs | None:
         if self._num_top is None:
             return None
         out = CompletionLogprobs([], [], [], [])
@@ -162,8 +172,8 @@ class CompletionFormat:
             out.tokens.append(entry.text)
             out.token_logprobs.append(finite(entry.logprobs.logprob))
             out.top_logprobs.append(self._alternatives(entry))
-            out.text_offset.append(self._offset)
-            self._offset += len(entry.text)
+            out.text_offset.append(self._offsets[index])
+            self._offsets[index] += len(entry.text)
         return out
 
     def _alternatives(self, entry: TokenEntry) -> dict[str, float]:

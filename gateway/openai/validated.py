@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import msgspec
 
 from engine.messages import SamplingDefaults, SamplingParams
-from gateway.errors import ApiError, ErrorKind, bad_request, unsupported
+from gateway.errors import ApiError, ErrorKind, bad_request
+from gateway.openai.choices import Choices, check_choices
 from gateway.openai.wire import GenerationFields
 from gateway.tokenizer import TextCodec
 
@@ -29,7 +30,11 @@ _SEED_MASK = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class ModelContext:
-    """What validation must know of the model. ``window`` is prompt and answer together, in tokens."""
+    """What validation must know of the model. ``window`` is prompt and answer together, in tokens.
+
+    The device pool has ``num_blocks`` blocks of ``block_size`` tokens for the ``max_num_seqs`` sequences that
+    run at once.
+    """
 
     names: tuple[str, ...]
     codec: TextCodec
@@ -37,16 +42,30 @@ class ModelContext:
     vocab_size: int
     fingerprint: str
     sampling_defaults: SamplingDefaults
+    max_num_seqs: int
+    num_blocks: int
+    block_size: int
 
     @property
     def max_prompt_chars(self) -> int:
         """No text with more characters can fit the window, whatever it says."""
         return self.window * max(self.codec.longest_piece, 1)
 
+    def room(self, num_prompt_tokens: int, num_seqs: int) -> int:
+        """Tokens that each of ``num_seqs`` answers may have: by the window, and by what the pool holds at
+        worst.
+        """
+        shared = num_prompt_tokens // self.block_size
+        longest = (shared + (self.num_blocks - shared) // num_seqs) * self.block_size
+        return min(self.window, longest if num_seqs > 1 else self.window) - num_prompt_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A request that passed every check. ``clamped_from`` is the max_tokens that did not fit."""
+    """A request that passed every check. ``clamped_from`` is the max_tokens that did not fit.
+
+    Of the sequences that ``sampling`` asks for, ``num_choices`` are shown, with ``logprobs`` alternatives.
+    """
 
     model: str
     prompt_token_ids: tuple[int, ...]
@@ -54,7 +73,9 @@ class GenerationRequest:
     stops: tuple[str, ...]
     stream: bool
     include_usage: bool
-    clamped_from: int | None
+    num_choices: int = 1
+    logprobs: int | None = None
+    clamped_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +88,8 @@ class CheckedFields:
     stops: tuple[str, ...]
     stream: bool
     include_usage: bool
+    num_choices: int
+    logprobs: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +122,7 @@ def check_fields(
 ) -> CheckedFields:
     """Check everything that both endpoints share. Raises ApiError naming the first bad field."""
     name = _check_model(wire.model, model)
-    _check_n(wire.n)
+    choices = check_choices(wire, model.max_num_seqs)
     if max_tokens is not None and max_tokens < 1:
         raise bad_request("max_tokens", "'max_tokens' must be at least 1.")
     if wire.stream_options is not None and wire.stream_options.include_usage and not wire.stream:
@@ -107,12 +130,19 @@ def check_fields(
     options = wire.stream_options
     return CheckedFields(
         model=name,
-        sampling=_check_sampling(wire, model, max_tokens, logprobs),
+        sampling=_check_sampling(wire, model, max_tokens, _generated_logprobs(choices, logprobs), choices),
         requested_max_tokens=max_tokens,
         stops=_check_stops(wire.stop),
         stream=bool(wire.stream),
         include_usage=bool(options and options.include_usage),
+        num_choices=choices.num_shown,
+        logprobs=logprobs,
     )
+
+
+def _generated_logprobs(choices: Choices, shown: int | None) -> int | None:
+    """To tell the best of several, their log probabilities are needed whether they are shown or not."""
+    return 0 if shown is None and choices.num_generated > choices.num_shown else shown
 
 
 def complete(
@@ -138,6 +168,13 @@ def complete(
         )
     wanted = checked.requested_max_tokens
     sampling = checked.sampling
+    room = model.room(len(token_ids), sampling.num_seqs)
+    if room < 1:
+        raise bad_request(
+            "n",
+            f"{sampling.num_seqs} answers to a prompt of {len(token_ids)} tokens do not fit the KV pool"
+            " at once.",
+        )
     default = room if default_max_tokens is None else max(default_max_tokens, sampling.min_tokens)
     max_tokens = min(default if wanted is None else wanted, room)
     return GenerationRequest(
@@ -149,6 +186,8 @@ def complete(
         stops=checked.stops,
         stream=checked.stream,
         include_usage=checked.include_usage,
+        num_choices=checked.num_choices,
+        logprobs=checked.logprobs,
         clamped_from=wanted if wanted is not None and wanted > room else None,
     )
 
@@ -193,16 +232,12 @@ def _check_model(name: str | None, model: ModelContext) -> str:
     return name
 
 
-def _check_n(n: int | None) -> None:
-    if n is None or n == 1:
-        return
-    if n < 1:
-        raise bad_request("n", "'n' must be at least 1.")
-    raise unsupported("n", "'n' above 1 is not supported by this server yet.")
-
-
 def _check_sampling(
-    wire: GenerationFields, model: ModelContext, max_tokens: int | None, logprobs: int | None
+    wire: GenerationFields,
+    model: ModelContext,
+    max_tokens: int | None,
+    logprobs: int | None,
+    choices: Choices,
 ) -> SamplingParams:
     for name, allowed in _RANGES.items():
         value = getattr(wire, name)
@@ -227,6 +262,8 @@ def _check_sampling(
         ignore_eos=bool(wire.ignore_eos),
         stop_token_ids=_check_stop_token_ids(wire.stop_token_ids, model),
         logprobs=logprobs,
+        n=choices.num_generated,
+        beam=choices.beam,
     )
 
 

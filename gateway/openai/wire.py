@@ -42,6 +42,10 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     n: int | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
     # accepted without effect
     user: Any = None
     metadata: Any = None
@@ -57,7 +61,6 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     include_stop_str_in_output: Any = None
     prompt_logprobs: Any = None
     priority: Any = None
-    best_of: Any = None
 
 
 # Values at which a parameter that we do not support changes nothing, beside null.
@@ -69,7 +72,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,),
     "prompt_logprobs": (),
     "priority": (0,),
-    "best_of": (1,),
     # completions
     "echo": (False,),
     "suffix": ("",),

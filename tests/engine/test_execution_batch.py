@@ -12,7 +12,7 @@ from engine.messages import SamplingParams
 from engine.schedule import SampleSpec, ScheduledChunk, SchedulerOutput
 
 CPU = torch.device("cpu")
-SPEC = SampleSpec(SamplingParams(max_tokens=1, seed=0), 1, (1,), (), ())
+SPEC = SampleSpec(SamplingParams(max_tokens=1, seed=0), (0,), 1, (1,), (), ())
 
 
 @st.composite

@@ -44,7 +44,8 @@ def load(model: Path, tokens: int = WINDOW, **settings: object) -> LoadedRunner:
 
 def ask(position: int, **params: object) -> SampleSpec:
     fields = {"max_tokens": 5, "seed": 0, "temperature": 0.0, **params}
-    return SampleSpec(SamplingParams(**fields), position, PROMPT, (), ())  # type: ignore[arg-type]
+    made = SamplingParams(**fields)  # type: ignore[arg-type]
+    return SampleSpec(made, (made.seed,), position, PROMPT, (), ())
 
 
 def plan(*chunks: tuple[str, Sequence[int], int, Sequence[int], SampleSpec | None]) -> SchedulerOutput:
@@ -63,7 +64,9 @@ def test_a_plan_without_samples_still_computes(model: Path) -> None:
     assert runner.execute(plan(("a", PROMPT[:30], 0, (3, 1, 5), None))).samples == ()
     output = runner.execute(plan(("a", PROMPT[30:], 30, (3, 1, 5), ask(40))))
     expected = oracle_greedy(make_model(max_position_embeddings=WINDOW), PROMPT, 1)
-    assert [(sample.request_id, sample.token_id) for sample in output.samples] == [("a", expected[0])]
+    assert [(sample.sequence_id, sample.tokens[0].token_id) for sample in output.samples] == [
+        ("a", expected[0])
+    ]
 
 
 def test_samples_come_in_the_order_of_the_chunks_that_asked(model: Path) -> None:
@@ -75,8 +78,8 @@ def test_samples_come_in_the_order_of_the_chunks_that_asked(model: Path) -> None
             ("c", PROMPT[:9], 0, (7,), ask(9)),
         )
     )
-    assert [sample.request_id for sample in output.samples] == ["a", "c"]
-    first, last = output.samples
+    assert [sample.sequence_id for sample in output.samples] == ["a", "c"]
+    first, last = (sample.tokens[0] for sample in output.samples)
     assert first.logprobs is not None and first.logprobs.top[0][0] == first.token_id
     assert last.logprobs is None
     oracle = make_model(max_position_embeddings=WINDOW)
@@ -94,7 +97,7 @@ def test_blocks_shared_by_two_sequences_are_read_by_both(model: Path) -> None:
     )
     oracle = make_model(max_position_embeddings=WINDOW)
     expected = [oracle_greedy(oracle, tokens, 1)[0] for tokens in (PROMPT, PROMPT[:32] + other)]
-    assert [sample.token_id for sample in output.samples] == expected
+    assert [sample.tokens[0].token_id for sample in output.samples] == expected
 
 
 # ---- what was loaded -------------------------------------------------------------------------------
@@ -173,7 +176,7 @@ def test_another_block_size(model: Path) -> None:
     assert (loaded.info.num_blocks, loaded.info.block_size) == (16, 32)
     output = loaded.runner.execute(plan(("a", PROMPT, 0, (9, 3), ask(40))))
     expected = oracle_greedy(make_model(max_position_embeddings=WINDOW), PROMPT, 1)
-    assert output.samples[0].token_id == expected[0]
+    assert output.samples[0].tokens[0].token_id == expected[0]
 
 
 # ---- the rest --------------------------------------------------------------------------------------
@@ -186,6 +189,7 @@ def test_dummy_weights_from_a_config_and_a_tokenizer(model: Path, tmp_path: Path
         load(tmp_path, load_format="dummy", seed=seed)
         .runner.execute(plan(("a", PROMPT, 0, (1, 2, 3), ask(40, logprobs=5))))
         .samples[0]
+        .tokens[0]
         .logprobs
         for seed in (1, 1, 2)
     ]

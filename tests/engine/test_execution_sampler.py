@@ -29,7 +29,8 @@ def spec(
     **params: object,
 ) -> SampleSpec:
     fields = {"max_tokens": 10, "seed": 0, **params}
-    return SampleSpec(SamplingParams(**fields), position, prompt, output, banned)  # type: ignore[arg-type]
+    made = SamplingParams(**fields)  # type: ignore[arg-type]
+    return SampleSpec(made, (made.seed,), position, prompt, output, banned)
 
 
 def random_logits(rows: int, vocab: int = VOCAB, seed: int = 0, scale: float = 2.0) -> torch.Tensor:
@@ -37,7 +38,7 @@ def random_logits(rows: int, vocab: int = VOCAB, seed: int = 0, scale: float = 2
 
 
 def tokens(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[int | None]:
-    return [token for token, _ in sample(logits, specs)]
+    return [drawn[0].token_id if drawn else None for drawn in sample(logits, specs)]
 
 
 def number(spec: SampleSpec) -> float:
@@ -306,7 +307,7 @@ def test_one_row_that_is_not_finite_fails_alone(value: float, params: dict[str, 
     for places in ([5], list(range(VOCAB))):
         broken = logits.clone()
         broken[1, places] = value
-        assert sample(broken, specs) == [sound[0], (None, None), sound[2]]
+        assert sample(broken, specs) == [sound[0], (), sound[2]]
 
 
 def test_uniform_number_just_below_one_stays_inside_the_vocabulary() -> None:
@@ -332,10 +333,10 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
     results = sample(logits, specs)
     assert torch.equal(logits, before), "the caller's logits were changed"
     expected = torch.log_softmax(logits.double(), dim=1)
-    assert results[0][1] is None
+    assert results[0][0].logprobs is None
     for row, count in ((1, 0), (2, 3), (3, 20), (4, VOCAB)):
-        token, logprobs = results[row]
-        assert token is not None and logprobs is not None
+        ((token, logprobs),) = [(drawn.token_id, drawn.logprobs) for drawn in results[row]]
+        assert logprobs is not None
         assert logprobs.logprob == pytest.approx(float(expected[row, token]), abs=1e-5)
         best = expected[row].topk(count)
         assert [token for token, _ in logprobs.top] == best.indices.tolist()

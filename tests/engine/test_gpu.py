@@ -35,10 +35,10 @@ def test_greedy_tokens_over_chunks_and_decodes(tmp_path: Path) -> None:
     ids, start = list(prompt), 0
     params = SamplingParams(max_tokens=12, seed=0, temperature=0.0)
     for stop in (17, 40, *range(41, 52)):
-        ask = SampleSpec(params, stop, tuple(prompt), tuple(ids[40:]), ()) if stop >= 40 else None
+        ask = SampleSpec(params, (0,), stop, tuple(prompt), tuple(ids[40:]), ()) if stop >= 40 else None
         chunk = ScheduledChunk("r", tuple(ids[start:stop]), start, tuple(range(3, 8)), ask)
         output = runner.execute(SchedulerOutput((chunk,)))
-        ids += [sample.token_id for sample in output.samples if sample.token_id is not None]
+        ids += [sample.tokens[0].token_id for sample in output.samples]
         start = stop
     assert ids[40:] == oracle_greedy(oracle, prompt, 12)
 

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from engine.messages import AddRequest, FinishReason, SamplingParams
+from gateway.answer import Piece
 from gateway.detokenizer import build_token_table
-from gateway.generation import Finish, Generation
+from gateway.generation import Generation
 from gateway.mailbox import StreamLimits
-from gateway.openai.answers import join
+from gateway.openai.answers import Usage, join
 from gateway.openai.validated import GenerationRequest
 from gateway.token_stream import TokenStream
 from tests.gateway.house import IM_END, engine_info, text_ids
@@ -30,30 +31,43 @@ async def engine() -> AsyncIterator[ScriptedEngine]:
 
 async def generate(
     engine: ScriptedEngine, script: Script, stops: tuple[str, ...] = (), max_tokens: int = 100
-) -> tuple[str, Finish]:
+) -> tuple[str, FinishReason, Usage]:
+    (text,), (reason,), usage = await generate_several(engine, script, stops, max_tokens)
+    return text, reason, usage
+
+
+async def generate_several(
+    engine: ScriptedEngine, script: Script, stops: tuple[str, ...], max_tokens: int = 100, n: int = 1
+) -> tuple[list[str], list[FinishReason], Usage]:
     engine.scripts = lambda request: script
-    sampling = SamplingParams(max_tokens=max_tokens, seed=0)
-    request = GenerationRequest("tiny", (1, 2, 3), sampling, stops, False, False, None)
+    sampling = SamplingParams(max_tokens=max_tokens, seed=0, n=n)
+    request = GenerationRequest("tiny", (1, 2, 3), sampling, stops, False, False, n)
     add = AddRequest(request_id="r", prompt_token_ids=(1, 2, 3), sampling=sampling)
     stream = TokenStream(engine, add, StreamLimits())
     stream.submit()
     generation = Generation(request, stream, TABLE)
-    pieces = []
+    pieces: dict[int, list[Piece]] = {index: [] for index in range(n)}
+    reasons: dict[int, FinishReason] = {}
     while True:
         progress = await generation.next()
         assert progress is not None
-        pieces.append(progress.piece)
-        if progress.finish is not None:
-            return join(pieces).text, progress.finish
+        for part in progress.pieces:
+            assert part.index not in reasons, "a piece after the last one"
+            pieces[part.index].append(part.piece)
+            if part.finish_reason is not None:
+                reasons[part.index] = part.finish_reason
+        if progress.usage is not None:
+            texts = [join(parts).text for parts in pieces.values()]
+            return texts, [reasons[index] for index in range(n)], progress.usage
 
 
 @pytest.mark.parametrize("per_step", [1, 2, 3, 7, 50])
 async def test_a_stop_string_ends_the_text_and_the_count(engine: ScriptedEngine, per_step: int) -> None:
     script = Script(token_ids=text_ids("one END two"), per_step=per_step, endless=True)
-    text, finish = await generate(engine, script, ("END",))
+    text, reason, usage = await generate(engine, script, ("END",))
     assert text == "one "
-    assert finish.reason is FinishReason.STOP
-    assert finish.usage.completion_tokens == len("one END")
+    assert reason is FinishReason.STOP
+    assert usage.completion_tokens == len("one END")
     assert engine.record.aborted == ["r"]
 
 
@@ -62,26 +76,51 @@ async def test_the_token_that_ends_the_sequence_counts_but_is_no_text(
     engine: ScriptedEngine, per_step: int
 ) -> None:
     script = Script(token_ids=text_ids("ab"), stop_token_id=text_ids("c")[0], per_step=per_step)
-    text, finish = await generate(engine, script)
+    text, _, usage = await generate(engine, script)
     assert text == "ab"
-    assert finish.usage.completion_tokens == 3
-    assert finish.usage.total_tokens == 6
+    assert usage.completion_tokens == 3
+    assert usage.total_tokens == 6
 
 
 async def test_the_limit_inside_a_character_counts_the_tokens_and_drops_the_rest(
     engine: ScriptedEngine,
 ) -> None:
-    text, finish = await generate(engine, Script(token_ids=text_ids("a😀")), max_tokens=3)
-    assert (text, finish.reason, finish.usage.completion_tokens) == ("a", FinishReason.LENGTH, 3)
+    text, reason, usage = await generate(engine, Script(token_ids=text_ids("a😀")), max_tokens=3)
+    assert (text, reason, usage.completion_tokens) == ("a", FinishReason.LENGTH, 3)
 
 
 async def test_a_stop_string_wins_over_an_end_in_the_same_step(engine: ScriptedEngine) -> None:
     script = Script(token_ids=text_ids("aXb"), stop_token_id=IM_END, per_step=10)
-    text, finish = await generate(engine, script, ("X",))
-    assert (text, finish.usage.completion_tokens) == ("a", 2)
+    text, _, usage = await generate(engine, script, ("X",))
+    assert (text, usage.completion_tokens) == ("a", 2)
 
 
 async def test_cached_tokens_are_reported(engine: ScriptedEngine) -> None:
     script = Script(token_ids=text_ids("ab"), num_cached_tokens=2)
-    _, finish = await generate(engine, script)
-    assert finish.usage.prompt_tokens_details.cached_tokens == 2
+    _, _, usage = await generate(engine, script)
+    assert usage.prompt_tokens_details.cached_tokens == 2
+
+
+@pytest.mark.parametrize("per_step", [1, 4])
+async def test_a_stop_string_ends_its_own_choice_only(engine: ScriptedEngine, per_step: int) -> None:
+    script = Script(
+        token_ids=text_ids("one END two"),
+        per_step=per_step,
+        others=[Script(token_ids=text_ids("some other thing"))],
+    )
+    texts, reasons, usage = await generate_several(engine, script, ("END",), n=3)
+    assert texts == ["one ", "some other thing", "some other thing"]
+    assert reasons == [FinishReason.STOP] * 3
+    assert usage.completion_tokens == len("one END") + 2 * len("some other thing")
+    assert usage.prompt_tokens == 3
+    assert engine.record.aborted_sequences == [("r", 0)]
+
+
+async def test_the_last_choice_to_be_stopped_ends_the_request(engine: ScriptedEngine) -> None:
+    script = Script(
+        token_ids=text_ids("aX"), endless=True, others=[Script(token_ids=text_ids("abcX"), endless=True)]
+    )
+    texts, _, _ = await generate_several(engine, script, ("X",), n=2)
+    assert texts == ["a", "abc"]
+    assert engine.record.aborted == ["r"]
+    assert not engine.request_ids

@@ -167,7 +167,7 @@ async def test_a_failure_in_a_plain_answer_is_a_status(make_house: Make) -> None
     await house.check_alive()
 
 
-@pytest.mark.parametrize("n", [0, -1, 2, 5_000_000])
+@pytest.mark.parametrize("n", [0, -1, 65, 5_000_000])
 async def test_a_bad_n_is_refused_before_the_stream(make_house: Make, n: int) -> None:
     """A13, C6"""
     house: House = await make_house()

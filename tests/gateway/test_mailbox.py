@@ -13,6 +13,7 @@ from gateway.mailbox import (
     FailureKind,
     Mailbox,
     MailboxState,
+    Part,
     Signal,
     StreamFailedError,
     StreamLimits,
@@ -21,8 +22,10 @@ from gateway.mailbox import (
 LIMITS = StreamLimits(high_units=4, hard_units=16, pause_timeout_s=30)
 
 
-def delta(*ids: int, finish: FinishReason | None = None, error: str | None = None) -> TokenDelta:
-    return TokenDelta("r", ids, finish_reason=finish, error=error)
+def delta(
+    *ids: int, finish: FinishReason | None = None, error: str | None = None, index: int = 0
+) -> TokenDelta:
+    return TokenDelta("r", ids, finish_reason=finish, error=error, index=index)
 
 
 def test_deltas_are_merged_in_order() -> None:
@@ -30,8 +33,9 @@ def test_deltas_are_merged_in_order() -> None:
     box.put(delta(1, 2))
     box.put(TokenDelta("r", (3,), finish_reason=FinishReason.STOP, stop_token_id=3, num_cached_tokens=7))
     batch = box.take().batch
-    assert batch.token_ids == [1, 2, 3]
-    assert (batch.finish_reason, batch.stop_token_id, batch.num_cached_tokens) == (FinishReason.STOP, 3, 7)
+    (part,) = batch.parts.values()
+    assert part.token_ids == [1, 2, 3]
+    assert (part.finish_reason, part.stop_token_id, batch.num_cached_tokens) == (FinishReason.STOP, 3, 7)
     assert box.state is MailboxState.TAKEN
 
 
@@ -42,7 +46,7 @@ def test_the_bound_pauses_once_and_taking_resumes() -> None:
     assert box.put(delta(5)) is Signal.NONE
     taken = box.take()
     assert taken.signal is Signal.RESUME
-    assert taken.batch.token_ids == [1, 2, 3, 4, 5]
+    assert taken.batch.parts[0].token_ids == [1, 2, 3, 4, 5]
     assert box.take().signal is Signal.NONE
 
 
@@ -62,14 +66,14 @@ def test_a_finish_stands_against_a_later_failure() -> None:
     box = Mailbox(LIMITS)
     box.put(delta(1, finish=FinishReason.LENGTH))
     assert not box.fail(TOO_SLOW)
-    assert box.take().batch.finish_reason is FinishReason.LENGTH
+    assert box.take().batch.parts[0].finish_reason is FinishReason.LENGTH
 
 
 def test_what_came_before_a_failure_is_delivered_first() -> None:
     box = Mailbox(LIMITS)
     box.put(delta(1, 2))
     box.put(delta(finish=FinishReason.ERROR, error="no blocks"))
-    assert box.take().batch.token_ids == [1, 2]
+    assert box.take().batch.parts[0].token_ids == [1, 2]
     with pytest.raises(StreamFailedError) as caught:
         box.take()
     assert caught.value.failure.kind is FailureKind.REQUEST_FAILED
@@ -99,8 +103,9 @@ def test_tokens_keep_their_order_and_the_end_comes_once(operations: list[tuple[s
             except StreamFailedError:
                 ends += 1
             else:
-                got += batch.token_ids
-                ends += batch.finish_reason is not None
+                part = batch.parts.get(0, Part())
+                got += part.token_ids
+                ends += part.finish_reason is not None
         elif name != "take" and box.is_open:
             following += range(put, put + count)
             finish = {"finish": FinishReason.STOP, "error": FinishReason.ERROR}.get(name)
@@ -113,9 +118,9 @@ def test_tokens_keep_their_order_and_the_end_comes_once(operations: list[tuple[s
             assert box.put(delta(-1)) is Signal.NONE
     while box.state is not MailboxState.TAKEN and not box.is_open:
         try:
-            batch = box.take().batch
-            got += batch.token_ids
-            ends += batch.finish_reason is not None
+            part = box.take().batch.parts.get(0, Part())
+            got += part.token_ids
+            ends += part.finish_reason is not None
         except StreamFailedError:
             ends += 1
     assert got == following[: len(got)]
@@ -123,3 +128,41 @@ def test_tokens_keep_their_order_and_the_end_comes_once(operations: list[tuple[s
     if box.state is MailboxState.TAKEN:
         assert ends == 1
         assert got == following
+
+
+def test_a_stream_of_several_ends_with_the_last_of_them() -> None:
+    box = Mailbox(LIMITS, num_seqs=3)
+    box.put(delta(1, finish=FinishReason.STOP))
+    box.put(delta(2, index=1))
+    box.put(delta(3, index=2, finish=FinishReason.LENGTH))
+    assert box.is_open
+    parts = box.take().batch.parts
+    assert {index: part.token_ids for index, part in parts.items()} == {0: [1], 1: [2], 2: [3]}
+    assert [part.finish_reason for part in parts.values()] == [FinishReason.STOP, None, FinishReason.LENGTH]
+    box.put(delta(9, index=0))
+    box.put(delta(4, index=1, finish=FinishReason.STOP))
+    assert box.state is MailboxState.ENDED
+    assert list(box.take().batch.parts) == [1]
+
+
+def test_what_is_closed_takes_nothing_more() -> None:
+    box = Mailbox(LIMITS, num_seqs=2)
+    box.close(0)
+    box.put(delta(1, 2, 3, 4, 5))
+    box.put(delta(6, index=1, finish=FinishReason.STOP))
+    assert list(box.take().batch.parts) == [1]
+    assert box.state is MailboxState.TAKEN
+
+
+def test_the_bound_is_over_all_sequences() -> None:
+    box = Mailbox(LIMITS, num_seqs=4)
+    signals = [box.put(delta(1, index=index)) for index in range(4)]
+    assert signals == [Signal.NONE] * 3 + [Signal.PAUSE]
+
+
+def test_an_error_of_one_sequence_ends_them_all() -> None:
+    box = Mailbox(LIMITS, num_seqs=2)
+    box.put(delta(finish=FinishReason.ERROR, error="broken"))
+    assert not box.is_open
+    with pytest.raises(StreamFailedError):
+        box.take()

@@ -34,6 +34,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelContext:
         vocab_size=300,
         fingerprint="fp_x",
         sampling_defaults=SamplingDefaults(temperature=0.5, top_p=0.9, top_k=40),
+        max_num_seqs=8,
+        num_blocks=10,
+        block_size=16,
     )
 
 
@@ -64,7 +67,8 @@ def refused(model: ModelContext, /, **fields: Any) -> ApiError:
         ("stop", ["x", [], ["a"] * 4, "x" * 1024], ["", [""], ["a"] * 5, "x" * 1025, ["x"] * 500_000]),
         ("logit_bias", [{}, {"0": -100, "299": 100}], [{"300": 1}, {"-1": 1}, {"a": 1}, {"": 1}, {"1": 1e9},
                         {"1": NAN}, {"²": 1}, {"1" * 5000: 1}, {str(i): 0 for i in range(301)}]),
-        ("n", [1], [0, -1, 2, 5_000_000]),
+        ("n", [1, 2, 8], [0, -1, 9, 5_000_000]),
+        ("best_of", [1, 2, 8], [0, -1, 9, 5_000_000]),
         ("model", ["tiny", "alias"], ["gpt-4", "", "x" * 10_000]),
     ],
 )  # fmt: skip

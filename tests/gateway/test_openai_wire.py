@@ -84,7 +84,7 @@ def test_a_long_unknown_name_is_clipped() -> None:
         ("tools", [{"type": "function"}]), ("tool_choice", "required"), ("tool_choice", {"type": "function"}),
         ("response_format", {"type": "json_object"}), ("functions", [{}]), ("function_call", {"name": "f"}),
         ("modalities", ["audio"]), ("reasoning_effort", "low"), ("audio", {}), ("prediction", {}),
-        ("store", True), ("service_tier", "flex"), ("chat_template", "x"), ("best_of", 2), ("store", 0),
+        ("store", True), ("service_tier", "flex"), ("chat_template", "x"), ("store", 0),
         ("web_search_options", {}), ("verbosity", "low"), ("priority", 3), ("prompt_logprobs", 1),
         ("include_stop_str_in_output", True), ("skip_special_tokens", False),
     ],
@@ -94,7 +94,7 @@ def test_what_is_not_supported_is_refused_by_name(name: str, value: Any) -> None
     assert (error.status, error.param, error.kind) == (400, name, ErrorKind.UNSUPPORTED)
 
 
-@pytest.mark.parametrize(("name", "value"), [("echo", True), ("suffix", "x"), ("best_of", 3)])
+@pytest.mark.parametrize(("name", "value"), [("echo", True), ("suffix", "x")])
 def test_completions_refuse_theirs(name: str, value: Any) -> None:
     assert refused(COMPLETION, json.dumps({name: value}).encode()).param == name
 

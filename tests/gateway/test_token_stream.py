@@ -53,8 +53,8 @@ async def test_release_after_the_end_asks_for_nothing(engine: ScriptedEngine) ->
     while True:
         batch = await stream.next_batch()
         assert batch is not None
-        seen += batch.token_ids
-        if batch.finish_reason is not None:
+        seen += batch.parts[0].token_ids
+        if batch.parts[0].finish_reason is not None:
             break
     stream.release()
     assert seen == [1, 1, 1]
@@ -72,8 +72,8 @@ async def test_a_reader_that_waits_pauses_the_engine_and_resumes_it(engine: Scri
             await asyncio.sleep(0)
         batch = await stream.next_batch()
         assert batch is not None
-        assert len(batch.token_ids) <= 4
-        total += len(batch.token_ids)
+        assert len(batch.parts[0].token_ids) <= 4
+        total += len(batch.parts[0].token_ids)
     assert engine.record.paused == engine.record.resumed
     assert len(engine.record.paused) == 4
     stream.release()
@@ -86,7 +86,7 @@ async def test_a_pause_without_end_gives_the_request_up(engine: ScriptedEngine) 
         await asyncio.sleep(0.005)
     batch = await stream.next_batch()
     assert batch is not None
-    assert batch.token_ids == [1, 1, 1, 1]
+    assert batch.parts[0].token_ids == [1, 1, 1, 1]
     with pytest.raises(StreamFailedError) as caught:
         await stream.next_batch()
     assert caught.value.failure is TOO_SLOW

@@ -11,7 +11,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from engine.schedule import SampledToken, ScheduledChunk, SchedulerOutput, StepOutput
+from engine.beam import BeamSearch
+from engine.messages import BeamParams
+from engine.schedule import Sample, SampledToken, ScheduledChunk, SchedulerOutput, StepOutput
 from tiering.types import BlockHash, Tier, TransferJob, TransferOutcome
 
 VOCAB_SIZE = 1000
@@ -28,18 +30,37 @@ def _entries(tokens: Sequence[int]) -> list[int]:
     return entries
 
 
-def next_token(entries: Sequence[int]) -> int:
+def next_token(entries: Sequence[int], seed: int = 0) -> int:
     """The token that the fake model draws after a context with these entries."""
-    return _hash(*entries) % VOCAB_SIZE
+    return (_hash(*entries, "seed", seed) if seed else _hash(*entries)) % VOCAB_SIZE
 
 
-def expected_tokens(prompt: Sequence[int], count: int) -> list[int]:
+def candidates(entries: Sequence[int], count: int) -> tuple[SampledToken, ...]:
+    """The likeliest tokens after a context with these entries, in the fake model's opinion."""
+    base = _hash(*entries, "beams")
+    return tuple(
+        SampledToken((base + rank * 919) % VOCAB_SIZE, None, -0.2 * rank - (base // (rank + 1)) % 97 / 100)
+        for rank in range(count)
+    )
+
+
+def expected_tokens(prompt: Sequence[int], count: int, seed: int = 0) -> list[int]:
     """What the fake model generates for ``prompt`` when nothing goes wrong."""
     context, entries = list(prompt), _entries(prompt)
     for _ in range(count):
-        context.append(next_token(entries))
+        context.append(next_token(entries, seed))
         entries.append(_hash(entries[-1], context[-1]))
     return context[len(prompt) :]
+
+
+def expected_beams(prompt: Sequence[int], params: BeamParams, count: int, max_tokens: int) -> list[list[int]]:
+    """The ``count`` best sequences that a beam search finds when nothing goes wrong."""
+    search = BeamSearch(params, frozenset(), max_tokens)
+    beams: list[list[int]] = [[]]
+    while not search.done:
+        rows = [candidates(_entries([*prompt, *beam]), search.num_candidates) for beam in beams]
+        beams = [[*beams[survivor.parent], survivor.token_id] for survivor in search.advance(rows)]
+    return [[token.token_id for token in result.tokens] for result in search.best(count)]
 
 
 class FakeMemory:
@@ -73,12 +94,14 @@ class FakeKvExecutor:
     def __init__(self, memory: FakeMemory) -> None:
         self.num_computed_tokens = 0
         self.max_batch = 0
-        self.broken: set[str] = set()  # requests whose logits shall not be finite
+        self.broken: set[str] = set()  # sequences whose logits shall not be finite
         self._slots = memory.slots[Tier.DEVICE]
         self._block_size = memory.block_size
 
     def execute(self, plan: SchedulerOutput) -> StepOutput:
         self.max_batch = max(self.max_batch, len(plan.chunks))
+        for copy in plan.copies:
+            self._slots[copy.target][:] = self._slots[copy.source]
         for chunk in plan.chunks:
             for offset, token in enumerate(chunk.token_ids):
                 self._compute(chunk, chunk.start + offset, token)
@@ -98,13 +121,16 @@ class FakeKvExecutor:
         assert entry is not None, "read a slot that was never computed"
         return entry
 
-    def _sample(self, chunk: ScheduledChunk) -> SampledToken:
+    def _sample(self, chunk: ScheduledChunk) -> Sample:
         length = chunk.start + len(chunk.token_ids)
-        assert chunk.sample is not None
-        assert chunk.sample.position == length
-        if chunk.request_id in self.broken:
-            return SampledToken(request_id=chunk.request_id, token_id=None, logprobs=None)
-        token = next_token([self._read(chunk, position) for position in range(length)])
-        if token in chunk.sample.banned_token_ids:
-            token = VOCAB_SIZE - 1
-        return SampledToken(request_id=chunk.request_id, token_id=token, logprobs=None)
+        ask = chunk.sample
+        assert ask is not None
+        assert ask.position == length
+        if chunk.sequence_id in self.broken:
+            return Sample(chunk.sequence_id, ())
+        entries = [self._read(chunk, position) for position in range(length)]
+        if ask.num_candidates:
+            return Sample(chunk.sequence_id, candidates(entries, ask.num_candidates))
+        tokens = [next_token(entries, seed) for seed in ask.seeds]
+        allowed = [VOCAB_SIZE - 1 if token in ask.banned_token_ids else token for token in tokens]
+        return Sample(chunk.sequence_id, tuple(map(SampledToken, allowed)))

@@ -64,6 +64,47 @@ def greedy(prompt: tuple[int, ...], max_tokens: int) -> Greedy:
     return Greedy(ids, [float(top[0] - top[1]) for top in best])
 
 
+@dataclass(frozen=True)
+class Beam:
+    """One sequence that the reference's beam search returned."""
+
+    token_ids: list[int]
+    score: float
+
+
+def beams(model: Any, prompt: Sequence[int], width: int, max_tokens: int, **options: Any) -> list[Beam]:
+    """All ``width`` results of ``generate(num_beams=width)``, best first, each without padding."""
+    import torch
+
+    with torch.inference_mode():
+        output = model.generate(
+            torch.tensor([list(prompt)]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            num_beams=width,
+            num_return_sequences=width,
+            return_dict_in_generate=True,
+            output_scores=True,
+            **options,
+        )
+    ends = {*_as_list(model.generation_config.eos_token_id)}
+    return [
+        Beam(_cut(row[len(prompt) :].tolist(), ends), float(score))
+        for row, score in zip(output.sequences, output.sequences_scores, strict=True)
+    ]
+
+
+def _as_list(value: Any) -> list[int]:
+    return [] if value is None else value if isinstance(value, list) else [value]
+
+
+def _cut(token_ids: list[int], ends: set[int]) -> list[int]:
+    """Up to the first token that ends the text; the rest is padding."""
+    length = next((i + 1 for i, token in enumerate(token_ids) if token in ends), len(token_ids))
+    return token_ids[:length]
+
+
 def disagreement(ours: Sequence[int], reference: Greedy, tolerance: float = 1e-4) -> str | None:
     """None if the ids are equal up to a first difference at a near-tie of the reference."""
     for i, (mine, theirs) in enumerate(zip(ours, reference.token_ids, strict=False)):

@@ -9,7 +9,7 @@ per request. It can freeze, die, fail a request, and it records what it was aske
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -21,6 +21,7 @@ from engine.messages import (
     EngineInfo,
     EngineStats,
     FinishReason,
+    ForkRequest,
     IntegrityReport,
     KvCosts,
     KvReport,
@@ -44,7 +45,8 @@ class Script:
 
     ``token_ids`` are emitted ``per_step`` at a time and end with STOP; ``stop_token_id`` is one more
     token that ends the sequence. ``endless`` repeats them until ``max_tokens``. ``fail_after`` ends
-    with ERROR after that many tokens. ``prefill_steps`` pass before the first token.
+    with ERROR after that many tokens. ``prefill_steps`` pass before the first token. ``others`` are those of
+    the second and later sequences of a request; the last one counts for all that follow.
     """
 
     token_ids: Sequence[int]
@@ -55,6 +57,12 @@ class Script:
     prefill_steps: int = 0
     num_cached_tokens: int = 0
     top: Sequence[tuple[int, float]] = ((1, -0.5), (2, -1.5))
+    logprob: float = -0.25
+    others: Sequence[Script] = ()
+
+    def of(self, index: int) -> Script:
+        scripts = (self, *self.others)
+        return scripts[min(index, len(scripts) - 1)]
 
     def token(self, position: int) -> int:
         return self.token_ids[position % len(self.token_ids)]
@@ -71,7 +79,7 @@ class _Running:
     sink: DeltaSink
     script: Script
     num_prefilled: int = 0
-    num_generated: int = 0
+    num_generated: dict[int, int] = field(default_factory=dict)  # by index of those that go on
     paused: bool = False
 
 
@@ -81,6 +89,8 @@ class Record:
 
     submitted: list[AddRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
+    aborted_sequences: list[tuple[str, int]] = field(default_factory=list)
+    forked: list[ForkRequest] = field(default_factory=list)
     paused: list[str] = field(default_factory=list)
     resumed: list[str] = field(default_factory=list)
     num_delivered: dict[str, int] = field(default_factory=dict)
@@ -128,10 +138,30 @@ class ScriptedEngine:
             raise EngineDeadError(self._death.result())
         assert request.request_id not in self.request_ids, "request ids are unique"
         self.record.submitted.append(request)
-        self._waiting[request.request_id] = _Running(request, sink, self.scripts(request))
+        running = _Running(request, sink, self.scripts(request))
+        running.num_generated = dict.fromkeys(range(request.sampling.n), 0)
+        self._waiting[request.request_id] = running
         self._work.set()
 
-    def abort(self, request_id: str) -> None:
+    def fork(self, request: ForkRequest, sinks: Mapping[str, DeltaSink]) -> None:
+        self.record.forked.append(request)
+        for branch in request.branches:
+            add = AddRequest(
+                request_id=branch.request_id,
+                prompt_token_ids=(1, *branch.token_ids),
+                sampling=branch.sampling,
+            )
+            self.submit(add, sinks[branch.request_id])
+
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        if index is not None:
+            self.record.aborted_sequences.append((request_id, index))
+            running = self._running.get(request_id)
+            if running is not None:
+                running.num_generated.pop(index, None)
+                if not running.num_generated:
+                    del self._running[request_id]
+            return
         self.record.aborted.append(request_id)
         self._waiting.pop(request_id, None)
         self._running.pop(request_id, None)
@@ -160,15 +190,17 @@ class ScriptedEngine:
         sequences = tuple(
             SequenceKv(
                 request_id=request_id,
+                index=index,
                 status="running",
                 priority=0,
-                num_tokens=len(running.request.prompt_token_ids) + running.num_generated,
+                num_tokens=len(running.request.prompt_token_ids) + num_generated,
                 num_computed_tokens=len(running.request.prompt_token_ids),
                 num_preemptions=0,
                 paused=running.paused,
                 blocks="D",
             )
             for request_id, running in self._running.items()
+            for index, num_generated in running.num_generated.items()
         )
         costs = KvCosts(step_s=0.0, token_s=0.0, pair_s=0.0, block_s={}, bytes_per_s={})
         return KvReport(0, len(self.request_ids), sequences[:limit], self._stats, costs)
@@ -226,15 +258,14 @@ class ScriptedEngine:
     def _one_step(self) -> None:
         self._admit()
         self._step += 1
-        advanced = [(r, self._advance(r)) for r in self._running.values() if not r.paused]
-        deltas = [(running, delta) for running, delta in advanced if delta is not None]
+        deltas = [(r, delta) for r in self._running.values() if not r.paused for delta in self._advance(r)]
         for running, delta in deltas:
-            if delta.finish_reason is not None:
+            if delta.ends_request:
                 del self._running[running.request.request_id]
         self._refresh(generated=sum(len(delta.token_ids) for _, delta in deltas))
         for running, delta in deltas:
             # An earlier delivery of this step may have aborted a later one.
-            if delta.finish_reason is not None or running.request.request_id in self._running:
+            if running.request.request_id not in self.record.aborted:
                 self._deliver(running, delta)
         report = StepReport(
             step=self._step,
@@ -255,18 +286,28 @@ class ScriptedEngine:
             request_id = next(iter(self._waiting))
             self._running[request_id] = self._waiting.pop(request_id)
 
-    def _advance(self, running: _Running) -> TokenDelta | None:
-        script, sampling = running.script, running.request.sampling
-        if running.num_prefilled < script.prefill_steps:
+    def _advance(self, running: _Running) -> Iterator[TokenDelta]:
+        if running.num_prefilled < running.script.prefill_steps:
             running.num_prefilled += 1
-            return None
+            return
+        for index in tuple(running.num_generated):
+            delta = self._advance_sequence(running, index)
+            if delta.finish_reason is not None:
+                del running.num_generated[index]
+            is_over = not running.num_generated or delta.finish_reason is FinishReason.ERROR
+            yield msgspec.structs.replace(delta, index=index, ends_request=is_over)
+            if is_over:
+                return
+
+    def _advance_sequence(self, running: _Running, index: int) -> TokenDelta:
+        script, sampling = running.script.of(index), running.request.sampling
         request_id = running.request.request_id
-        start = running.num_generated
+        start = running.num_generated[index]
         length = script.length(sampling.max_tokens)
         end = min(start + script.per_step, length)
         if script.fail_after is not None and end > script.fail_after:
             return TokenDelta(request_id, finish_reason=FinishReason.ERROR, error="scripted failure")
-        running.num_generated = end
+        running.num_generated[index] = end
         ids = [script.token(i) for i in range(start, end)]
         stop = script.stop_token_id if end == length == len(script.token_ids) + 1 else None
         if stop is not None:
@@ -304,4 +345,6 @@ class ScriptedEngine:
 def _logprobs(ids: Sequence[int], script: Script, num_top: int | None) -> tuple[TokenLogprobs, ...] | None:
     if num_top is None:
         return None
-    return tuple(TokenLogprobs(-0.25 - i / 1000, tuple(script.top[:num_top])) for i, _ in enumerate(ids))
+    return tuple(
+        TokenLogprobs(script.logprob - i / 1000, tuple(script.top[:num_top])) for i, _ in enumerate(ids)
+    )

@@ -61,6 +61,7 @@ class _Watched:
             stop = chunk.start + len(chunk.token_ids)
             for index in range(chunk.start // self._block_size, -(-stop // self._block_size)):
                 block = BlockId(chunk.block_table[index])
+                assert self._device.ref_count(block) == 1, "a block is written that others refer to"
                 assert self._device.label_of(block) is None, "a named block is written"
                 assert self._device.state(block) is BlockState.FILLING, "a block under a copy is written"
             for index in range(chunk.start // self._block_size):
@@ -70,7 +71,9 @@ class _Watched:
 
 
 class SmallEngine:
-    """Steps a core and keeps what each request received. Recounts everything after every step.
+    """Steps a core and keeps what each request received; ``tokens`` are those of sequence 0 of each.
+
+    Recounts everything after every step.
 
     ``host_blocks`` and ``disk_blocks`` of 0 leave those tiers out. The clock is the number of the step.
     """
@@ -145,6 +148,9 @@ class SmallEngine:
             clock=self._clock,
         )
         self.tokens: dict[str, list[int]] = defaultdict(list)
+        self.samples: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        self.ended: dict[tuple[str, int], FinishReason] = {}
+        self.scores: dict[tuple[str, int], float] = {}
         self.finished: dict[str, FinishReason] = {}
         self.cached: dict[str, int] = {}
         self.errors: dict[str, str] = {}
@@ -184,7 +190,7 @@ class SmallEngine:
         expected_return_s: float | None = None,
         **sampling: object,
     ) -> None:
-        params = SamplingParams(max_tokens=max_tokens, seed=0, **sampling)  # type: ignore[arg-type]
+        params = SamplingParams(max_tokens=max_tokens, **{"seed": 0, **sampling})  # type: ignore[arg-type]
         self.core.add(
             AddRequest(
                 request_id=request_id,
@@ -206,13 +212,23 @@ class SmallEngine:
 
     def _collect(self, report: StepReport) -> None:
         for delta in report.deltas:
-            assert delta.request_id not in self.finished, "a delta after the last one"
-            self.tokens[delta.request_id] += delta.token_ids
-            self.cached[delta.request_id] = delta.num_cached_tokens
+            name, key = delta.request_id, (delta.request_id, delta.index)
+            assert name not in self.finished and key not in self.ended, "a delta after the last one"
+            (self.samples[name][delta.index] if delta.index else self.tokens[name]).extend(delta.token_ids)
+            self.cached[name] = delta.num_cached_tokens
             if delta.finish_reason is not None:
-                self.finished[delta.request_id] = delta.finish_reason
+                self.ended[key] = delta.finish_reason
+            if delta.score is not None:
+                self.scores[key] = delta.score
+            if delta.ends_request:
+                assert delta.finish_reason is not None
+                self.finished[name] = delta.finish_reason
             if delta.error is not None:
-                self.errors[delta.request_id] = delta.error
+                self.errors[name] = delta.error
+
+    def sample(self, request_id: str, index: int) -> list[int]:
+        """Tokens that one sequence of a request has received."""
+        return self.samples[request_id][index] if index else self.tokens[request_id]
 
     def run(self, max_steps: int = 10_000) -> int:
         """Step until nothing can advance and no copy is under way; returns the number of steps."""

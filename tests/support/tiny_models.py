@@ -93,7 +93,7 @@ class Loaded:
         window = min(config.max_position_embeddings, num_blocks * block_size)
         attention = CpuAttention(self.pool, shape, 2)
         self.model = LlamaModel(self.weights, RopeTable(config, window, CPU), attention)
-        self.runner = ModelRunner(self.model, block_size, CPU)
+        self.runner = ModelRunner(self.model, self.pool, block_size)
 
     def chunks(
         self, token_ids: Sequence[int], sizes: Sequence[int], sample: SampleSpec | None = None
@@ -124,12 +124,11 @@ class Loaded:
         params = SamplingParams(max_tokens=count, seed=0, temperature=0.0)
         sizes = [min(chunk, len(prompt) - start) for start in range(0, len(prompt), chunk)]
         for _ in range(count):
-            ask = SampleSpec(params, len(ids), tuple(prompt), tuple(ids[len(prompt) :]), ())
+            ask = SampleSpec(params, (0,), len(ids), tuple(prompt), tuple(ids[len(prompt) :]), ())
             for step in self.chunks(ids, sizes, ask)[-1 if len(ids) > len(prompt) else 0 :]:
                 output = self.runner.execute(SchedulerOutput((step,)))
             (drawn,) = output.samples
-            assert drawn.token_id is not None
-            ids.append(drawn.token_id)
+            ids.append(drawn.tokens[0].token_id)
             sizes.append(1)
         return ids[len(prompt) :]
 

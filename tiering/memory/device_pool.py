@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import mmap
 import threading
+from collections.abc import Sequence
 
 import torch
 
 from tiering.memory.layout import KVLayout
+from tiering.types import BlockCopy
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14: takes pages and leaves what is in them
 _POPULATE_BYTES = (
@@ -41,6 +43,13 @@ def allocate_device_pool(
     if take_pages:
         threading.Thread(target=_take_pages, args=(region,), name="device-kv", daemon=True).start()
     return torch.frombuffer(region, dtype=dtype).view(shape)
+
+
+def copy_blocks(pool: torch.Tensor, copies: Sequence[BlockCopy]) -> None:
+    """Copy whole blocks within a pool, all in one go. No target may be a source."""
+    sources = torch.tensor([copy.source for copy in copies], device=pool.device)
+    targets = torch.tensor([copy.target for copy in copies], device=pool.device)
+    pool.index_copy_(0, targets, pool.index_select(0, sources))
 
 
 def _take_pages(region: mmap.mmap) -> None:

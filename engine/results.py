@@ -1,0 +1,186 @@
+"""What a step computed becomes tokens: full blocks are published, sequences grow, branch and end.
+
+Runs on: step thread, sole owner. Blocks: never; no torch, no clock.
+"""
+
+from __future__ import annotations
+
+from collections import abc
+from dataclasses import dataclass
+
+from engine.accounting import SchedulerTotals
+from engine.beam import BeamSearch
+from engine.histories import Histories
+from engine.messages import FinishReason, TokenDelta
+from engine.queues import RequestQueues
+from engine.request import RequestEvent, SequenceGroup
+from engine.schedule import Sample, SampledToken, SchedulerOutput, StepOutput
+from engine.sequence import Sequence
+from tiering.block_manager import BlockManager
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Takes in what steps computed, and how sequences and requests end. ``stop_token_ids``: of the model."""
+
+    blocks: BlockManager
+    queues: RequestQueues
+    totals: SchedulerTotals
+    stop_token_ids: frozenset[int]
+    histories: Histories
+
+    def take_in(self, plan: SchedulerOutput, output: StepOutput, now: float) -> list[TokenDelta]:
+        """Advance all sequences of the plan. ``now``: seconds, when the step was scheduled."""
+        failed = {sample.sequence_id for sample in output.samples if not sample.tokens}
+        samples: dict[str, list[Sample]] = {}
+        for sample in output.samples:
+            samples.setdefault(self._group(sample.sequence_id).request_id, []).append(sample)
+        for chunk in plan.chunks:
+            if chunk.sequence_id not in failed:
+                self._advance(chunk.sequence_id, chunk.start + len(chunk.token_ids))
+        deltas: list[TokenDelta] = []
+        for request_id, found in samples.items():
+            deltas += self._accept(self._group(request_id), found, now)
+        return deltas
+
+    def _group(self, sequence_id: str) -> SequenceGroup:
+        group = self.queues.group_of(sequence_id)
+        assert group is not None
+        return group
+
+    def _advance(self, sequence_id: str, num_computed_tokens: int) -> None:
+        group = self._group(sequence_id)
+        sequence = next(s for s in group.sequences if s.sequence_id == sequence_id)
+        sequence.num_computed_tokens = num_computed_tokens
+        names = sequence.name_blocks(num_computed_tokens) if self.blocks.prefix_caching else ()
+        self.blocks.publish(sequence_id, names, num_computed_tokens // self.blocks.block_size)
+
+    def _accept(
+        self, group: SequenceGroup, samples: abc.Sequence[Sample], now: float
+    ) -> abc.Iterator[TokenDelta]:
+        """The next tokens of one request. All its sequences take theirs in the same step."""
+        if not all(sample.tokens for sample in samples):
+            yield self._fail(group)
+            return
+        if group.beams is not None:
+            yield from self._search(group, group.beams, samples, now)
+            return
+        if not group.has_branched:
+            (prompt,) = samples
+            group.has_branched = True
+            group.sequences += [self._fork(group, group.first) for _ in prompt.tokens[1:]]
+            samples = [Sample(group.request_id, (token,)) for token in prompt.tokens]
+        pairs = list(zip(group.sequences, (sample.tokens[0] for sample in samples), strict=True))
+        for sequence, _ in pairs:
+            if sequence.index in group.unwanted:
+                self.end_sequence(group, sequence, now)
+        for sequence, token in pairs:
+            if sequence.index not in group.unwanted:
+                yield self._append(group, sequence, token, now)
+
+    def _fork(self, group: SequenceGroup, parent: Sequence) -> Sequence:
+        child = group.fork(parent)
+        self.blocks.fork(parent.sequence_id, child.sequence_id, parent.num_computed_tokens)
+        return child
+
+    def _append(
+        self, group: SequenceGroup, sequence: Sequence, token: SampledToken, now: float
+    ) -> TokenDelta:
+        sequence.output_token_ids.append(token.token_id)
+        self.totals.generated_tokens += 1
+        reason = sequence.finish_reason(group.sampling, self.stop_token_ids, group.max_total_tokens)
+        if reason is not None:
+            self.end_sequence(group, sequence, now)
+        return TokenDelta(
+            request_id=group.request_id,
+            token_ids=(token.token_id,),
+            logprobs=None if token.logprobs is None else (token.logprobs,),
+            finish_reason=reason,
+            stop_token_id=token.token_id if reason is FinishReason.STOP else None,
+            num_cached_tokens=group.num_cached_tokens,
+            index=sequence.index,
+            ends_request=not group.sequences,
+        )
+
+    # ---- beam search ---------------------------------------------------------------------------
+
+    def _search(
+        self, group: SequenceGroup, beams: BeamSearch, samples: abc.Sequence[Sample], now: float
+    ) -> abc.Iterator[TokenDelta]:
+        """One step of a beam search; tells its results if it was the last."""
+        survivors = beams.advance([sample.tokens for sample in samples])
+        group.has_branched = True
+        self.totals.generated_tokens += len(samples)
+        parents = group.sequences
+        heirs = {survivor.parent: place for place, survivor in reversed([*enumerate(survivors)])}
+        group.sequences = [
+            parents[survivor.parent]
+            if heirs[survivor.parent] == place
+            else self._fork(group, parents[survivor.parent])
+            for place, survivor in enumerate(survivors)
+        ]
+        for sequence, survivor in zip(group.sequences, survivors, strict=True):
+            sequence.output_token_ids.append(survivor.token_id)
+        for position, parent in enumerate(parents):
+            if position not in heirs:
+                self._release(group, parent, now)
+        if not beams.done:
+            return
+        self._forget(group)
+        results = beams.best(group.sampling.n)
+        for index, result in enumerate(results):
+            token_ids = tuple(token.token_id for token in result.tokens)
+            self.histories.keep(group, index, (*parents[0].prompt_token_ids, *token_ids))
+            last = token_ids[-1]
+            is_stopped = last in beams.stop_token_ids
+            shown = [token.logprobs for token in result.tokens if token.logprobs is not None]
+            yield TokenDelta(
+                request_id=group.request_id,
+                token_ids=token_ids,
+                logprobs=tuple(shown) or None,
+                finish_reason=FinishReason.STOP if is_stopped else FinishReason.LENGTH,
+                stop_token_id=last if is_stopped else None,
+                num_cached_tokens=group.num_cached_tokens,
+                index=index,
+                ends_request=index == len(results) - 1,
+                score=result.score,
+            )
+
+    # ---- ends ----------------------------------------------------------------------------------
+
+    def end_sequence(self, group: SequenceGroup, sequence: Sequence, now: float) -> None:
+        """One sequence is over, and with the last one the request."""
+        self._release(group, sequence, now)
+        self.histories.keep(group, sequence.index, (*sequence.prompt_token_ids, *sequence.output_token_ids))
+        group.sequences.remove(sequence)
+        if not group.sequences:
+            self._forget(group)
+
+    def drop(self, group: SequenceGroup) -> None:
+        """The request is not wanted any more."""
+        for sequence in group.sequences:
+            self.blocks.release(sequence.sequence_id)
+        self._forget(group)
+
+    def _release(self, group: SequenceGroup, sequence: Sequence, now: float) -> None:
+        returns_in = group.expected_return_s
+        self.blocks.release(sequence.sequence_id, None if returns_in is None else now + returns_in)
+
+    def _fail(self, group: SequenceGroup) -> TokenDelta:
+        """End a request whose logits are not finite. Its K/V may be to blame, so nobody may share it."""
+        for sequence in group.sequences:
+            is_named = self.blocks.prefix_caching
+            self.blocks.discard(
+                sequence.sequence_id, sequence.name_blocks(sequence.num_tokens) if is_named else ()
+            )
+        self._forget(group)
+        return TokenDelta(
+            request_id=group.request_id,
+            finish_reason=FinishReason.ERROR,
+            error="The model produced logits that are not finite for this request.",
+            ends_request=True,
+        )
+
+    def _forget(self, group: SequenceGroup) -> None:
+        group.move(RequestEvent.FINISH)
+        self.queues.remove(group)

@@ -1,0 +1,119 @@
+"""Beam search against ``transformers``: the real model through the real engine process, and tiny random ones.
+
+Sequences must be equal and scores agree within 1e-4. Two hypotheses whose scores differ by less may change
+places, as sums in another order may rank them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from engine.client import EngineClient, EngineDeadError
+from engine.messages import AddRequest, BeamParams, FinishReason, SamplingParams, TokenDelta
+from tests.support import reference
+from tests.support.real_backend import RealBackend, load_deterministic
+from tests.support.small_engine import SmallEngine
+from tests.support.tiny_models import make_model, random_tokens
+from tests.support.tiny_tokenizers import byte_level, save
+from tests.test_greedy_equivalence import TEXTS, float32_engine
+
+TOLERANCE = 1e-4
+MAX_TOKENS = 24 if os.environ.get("TIDEGATE_SLOW") == "1" else 12
+
+
+class _Sink:
+    def __init__(self) -> None:
+        self.results: list[TokenDelta] = []
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def deliver(self, delta: TokenDelta) -> None:
+        self.results.append(delta)
+        if delta.ends_request:
+            self.done.set_result(None)
+
+    def fail(self, error: EngineDeadError) -> None:
+        self.done.set_exception(error)
+
+
+async def search(client: EngineClient, name: str, prompt: Sequence[int], width: int) -> list[TokenDelta]:
+    sink = _Sink()
+    sampling = SamplingParams(max_tokens=MAX_TOKENS, seed=0, n=width, beam=BeamParams(width))
+    client.submit(AddRequest(request_id=name, prompt_token_ids=tuple(prompt), sampling=sampling), sink)
+    await sink.done
+    return sink.results
+
+
+def difference(ours: Sequence[tuple[list[int], float]], theirs: Sequence[reference.Beam]) -> str | None:
+    """None if both are the same, but for the order of those that score alike."""
+    if len(ours) != len(theirs):
+        return f"{len(ours)} sequences, not {len(theirs)}"
+    for (_, mine), their in zip(ours, theirs, strict=True):
+        if abs(mine - their.score) > TOLERANCE:
+            return f"scores {[score for _, score in ours]}, not {[beam.score for beam in theirs]}"
+    for token_ids, score in ours:
+        if not any(abs(score - beam.score) <= TOLERANCE and token_ids == beam.token_ids for beam in theirs):
+            return f"{token_ids} is none of {[beam.token_ids for beam in theirs]}"
+    return None
+
+
+@pytest.mark.timeout(900)
+async def test_the_real_model_finds_what_transformers_finds() -> None:
+    encoded = [tuple(reference.tokenizer().encode(text)) for text in TEXTS]
+    async with float32_engine(400, max_num_seqs=32) as client:
+        searches = {
+            (width, prompt): search(client, f"r{width}.{i}", prompt, width)
+            for width in (2, 4, 6)
+            for i, prompt in enumerate(encoded)
+        }
+        found = dict(zip(searches, await asyncio.gather(*searches.values()), strict=True))
+        report = await client.check_integrity()
+        assert (report.problems, report.stats.blocks_in_use) == ((), 0)
+        assert report.stats.block_copies_total > 0
+    problems = {}
+    for (width, prompt), results in found.items():
+        assert [result.index for result in results] == list(range(width))
+        ours = [(list(result.token_ids), result.score or 0.0) for result in results]
+        theirs = reference.beams(reference.model(), prompt, width, MAX_TOKENS)
+        problem = difference(ours, theirs)
+        if problem is not None:
+            problems[width, prompt] = problem
+    assert problems == {}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("early_stopping", [False, True, "never"])
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0, -1.0])
+def test_stopping_and_length_penalty_mean_what_they_mean_there(
+    tmp_path: Path, early_stopping: bool | str, length_penalty: float
+) -> None:
+    """On a random model of 101 tokens, which ends its texts at all lengths."""
+    model = make_model()
+    model.save_pretrained(tmp_path)
+    save(byte_level(), tmp_path)
+    loaded = load_deterministic(str(tmp_path), 64, dtype="float32")
+    reasons = set()
+    for number in range(12):
+        width, prompt = 2 + number % 4, random_tokens(5 + number, seed=number)
+        engine = SmallEngine(
+            num_blocks=64,
+            block_size=16,
+            max_model_len=256,
+            stop_token_ids=tuple(reference._as_list(model.generation_config.eos_token_id)),
+            backend=RealBackend(loaded, 0, 0, tmp_path),
+        )
+        beam = BeamParams(width, length_penalty, early_stopping)  # type: ignore[arg-type]
+        engine.add("r", prompt, max_tokens=30, n=width, beam=beam)
+        engine.run()
+        engine.assert_idle()
+        ours = [(engine.sample("r", index), engine.scores["r", index]) for index in range(width)]
+        options = {"length_penalty": length_penalty, "early_stopping": early_stopping}
+        theirs = reference.beams(model, prompt, width, 30, **options)
+        assert difference(ours, theirs) is None
+        reasons |= set(engine.ended.values())
+    if early_stopping is True:  # else the longest may win
+        assert FinishReason.STOP in reasons
