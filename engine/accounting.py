@@ -40,14 +40,16 @@ class SchedulerTotals:
         self.recomputed_tokens += max(0, sequence.num_known_tokens - num_found)
 
 
-def count_admission(totals: SchedulerTotals, group: SequenceGroup, admission: Admission) -> None:
+def count_admission(
+    totals: SchedulerTotals, group: SequenceGroup, admission: Admission, block_size: int
+) -> None:
     """A request has its blocks, with nothing to load."""
     num_found, first = admission.num_cached_tokens[0], group.first
     first.num_known_tokens = max(first.num_known_tokens, num_found + admission.num_forgone_tokens)
     for sequence, num_cached in zip(group.sequences, admission.num_cached_tokens, strict=True):
         if sequence is first or num_cached:
             totals.count_recomputation(sequence, num_cached)
-    _count_hits(totals, group, Counter({Tier.DEVICE: num_found}))
+    _count_hits(totals, group, _on_device(group, num_found, block_size))
 
 
 def count_restore(
@@ -65,10 +67,21 @@ def count_restore(
     for sequence, restore in zip(group.sequences, restores, strict=True):
         if restore is not None:
             found = Counter({tier: restore.tokens_from(tier) for tier in Tier})
-            found[Tier.DEVICE] += restore.first * restore.block_size
+            found += _on_device(group, restore.first * restore.block_size, restore.block_size)
             sequence.num_known_tokens = max(sequence.num_known_tokens, restore.num_tokens)
             totals.count_recomputation(sequence, found.total())
     _count_hits(totals, group, found)
+
+
+def _on_device(group: SequenceGroup, num_tokens: int, block_size: int) -> Counter[Tier]:
+    """Tokens found on the device, by the tier from which a load brought them there for this very request."""
+    found = Counter({Tier.DEVICE: num_tokens})
+    brought = {} if group.given_up is None else group.given_up.origin
+    for index, tier in brought.items():
+        if (index + 1) * block_size <= num_tokens:
+            found[Tier.DEVICE] -= block_size
+            found[tier] += block_size
+    return found
 
 
 def _count_hits(totals: SchedulerTotals, group: SequenceGroup, found: Counter[Tier]) -> None:

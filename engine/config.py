@@ -24,6 +24,7 @@ _UNITS = {
 }  # fmt: skip
 _ABSURD_BYTES = 2**60
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*|%)\s*")
+_LOOKS_LIKE_A_SIZE = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?\s*(%|[a-z]?i?b?)|off", re.IGNORECASE)
 
 
 class MemorySize(msgspec.Struct, frozen=True):
@@ -66,6 +67,11 @@ def parse_memory_size(text: str) -> MemorySize:
     return MemorySize(num_bytes=int(number * _UNITS[unit]))
 
 
+def parse_optional_size(text: str) -> MemorySize:
+    """What ``parse_memory_size`` reads, or ``0`` or ``off`` for no such memory at all."""
+    return MemorySize(num_bytes=0) if text in ("0", "off") else parse_memory_size(text)
+
+
 class DiskTier(msgspec.Struct, frozen=True):
     """A directory for KV blocks and the space to take there; None: choose when it is opened."""
 
@@ -78,10 +84,18 @@ class DiskTier(msgspec.Struct, frozen=True):
 
 
 def parse_disk_tier(text: str) -> DiskTier:
-    """Read ``PATH`` or ``PATH:SIZE``. Raises ConfigError for no path, or what follows the last colon."""
+    """Read ``PATH`` or ``PATH:SIZE``.
+
+    Raises ConfigError for no path, for what follows the last colon, and for a size where the path should be.
+    """
     path, colon, size = text.rpartition(":")
     if not colon:
         path = text
+    if _LOOKS_LIKE_A_SIZE.fullmatch(path):
+        raise ConfigError(
+            f"{path!r} is a size where a directory should be; write it like /var/cache/kv:20GiB, and a"
+            f" directory of that name like ./{path}."
+        )
     if not path or "\0" in text:
         raise ConfigError(f"{text!r} is not a directory with a size; write it like /var/cache/kv:20GiB.")
     return DiskTier(path, parse_memory_size(size) if colon else None)

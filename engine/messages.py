@@ -395,7 +395,8 @@ class SequenceKv(msgspec.Struct, frozen=True, kw_only=True):
 class KvCosts(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine has learnt about its own speed, in seconds; 0 where nothing was seen yet.
 
-    A step takes ``step_s`` + ``token_s`` a token + ``pair_s`` a query-key pair. By kind of move, ``block_s``
+    A step takes ``step_s`` + ``token_s`` a token + ``pair_s`` a query-key pair: a fit, in which one term may
+    be below zero where the steps seen so far were much alike. By kind of move, ``block_s``
     is the time of one block's copy, and ``bytes_per_s`` the bandwidth that this is.
     """
 

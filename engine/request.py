@@ -12,6 +12,7 @@ from engine.beam import BeamSearch
 from engine.messages import AddRequest, SamplingParams
 from engine.sequence import Sequence
 from tiering.hashing import BlockNamer
+from tiering.restore import Restore
 from tiering.types import IllegalTransitionError
 
 _SEED_MASK = 2**63 - 1
@@ -71,14 +72,14 @@ TRANSITIONS: dict[tuple[RequestStatus, RequestEvent], RequestStatus] = {
 
 
 class SequenceGroup:
-    """The sequences of one request: one prompt, computed once, then ``sampling.num_seqs`` continuations of
-    it.
+    """The sequences of one request: one prompt, computed once, then ``sampling.num_seqs`` continuations.
 
     They are admitted, preempted, swapped and restored together, and take their next tokens in the same step.
     ``num_given_way`` counts the preemptions in favour of another request, not those because its client
     did not read. ``may_load`` is False once a load has failed it, until it is swapped out anew.
     ``has_branched``: the prompt is computed, and every sequence has its first token; ``unwanted`` are indices
-    of those that were aborted before. ``cache_salt`` is the tenant's.
+    of those that were aborted before. ``given_up``: the last restore that came to
+    nothing, which may yet have brought blocks. ``cache_salt`` is the tenant's.
     """
 
     __slots__ = (
@@ -87,6 +88,7 @@ class SequenceGroup:
         "beams",
         "cache_salt",
         "expected_return_s",
+        "given_up",
         "has_branched",
         "is_counted",
         "max_total_tokens",
@@ -127,6 +129,7 @@ class SequenceGroup:
         self.num_given_way = 0
         self.may_load = True
         self.is_counted = False
+        self.given_up: Restore | None = None
         self.has_branched = False
         self.unwanted: set[int] = set()
         self.beams = self._new_search(stop_token_ids)

@@ -122,6 +122,7 @@ class Room:
 
     def lose_blocks(self, group: SequenceGroup) -> None:
         """Its tokens are all it keeps."""
+        group.given_up = self.blocks.restore_of(group.first.sequence_id) or group.given_up
         for sequence in group.sequences:
             self.blocks.release(sequence.sequence_id)
             sequence.num_computed_tokens = 0
@@ -170,7 +171,7 @@ class Room:
         if not admission.restoring:
             group.move(RequestEvent.ADMIT)
             self.queues.run(group)
-            count_admission(self.totals, group, admission)
+            count_admission(self.totals, group, admission, self.blocks.block_size)
             return
         group.move(RequestEvent.OVERLAP if admission.overlaps else RequestEvent.LOAD)
         self.queues.restore(group)

@@ -185,6 +185,8 @@ def _tier_warnings(info: EngineInfo) -> tuple[str, ...]:
             "without a GPU the device pool is RAM too: what --host-kv takes would serve as well, and without"
             " copies, as part of --device-kv, unless it is there to stage --disk-kv or to try the tiers."
         )
+    if restore == "recompute":
+        warnings.append("with --restore recompute nothing is ever loaded from the tiers below the device.")
     if info.disk_blocks and info.disk_blocks < info.host_blocks:
         warnings.append("the disk tier is smaller than the host tier, so it keeps little that host does not.")
     if info.disk_blocks and write == "selective":

@@ -20,6 +20,7 @@ from engine.config import (
     MemorySize,
     parse_disk_tier,
     parse_memory_size,
+    parse_optional_size,
 )
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -44,6 +45,7 @@ class Parsed(click.ParamType[Value]):
 
 
 _SIZE = Parsed("size", MemorySize, parse_memory_size)
+_SIZE_OR_OFF = Parsed("size", MemorySize, parse_optional_size)
 _DISK = Parsed("path", DiskTier, parse_disk_tier)
 _POSITIVE = click.IntRange(min=1)
 _DEFAULTS = EngineConfig(model="")
@@ -74,8 +76,8 @@ _ENGINE_OPTIONS = (
     click.option("--device-kv", type=_SIZE,
                  help="KV pool on the device: 512MiB, 2GiB, or a share of its memory such as 50%."
                       "  [default: 25% of RAM, or what the GPU has left]"),
-    click.option("--host-kv", type=_SIZE,
-                 help="KV tier in host memory (pinned, with a GPU), for preempted and idle sequences."
+    click.option("--host-kv", type=_SIZE_OR_OFF,
+                 help="KV tier in host memory (pinned, with a GPU), for preempted and idle sequences, or off."
                       "  [default: 25% of RAM with a GPU, else off]"),
     click.option("--disk-kv", type=_DISK, metavar="PATH[:SIZE]",
                  help="KV tier in files under PATH, found again after a restart; a share is of free space."

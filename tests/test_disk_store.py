@@ -915,3 +915,43 @@ def test_a_secret_that_found_no_room_is_made_when_there_is_room(
         open_secret(tmp_path)
     monkeypatch.undo()
     assert len(open_secret(tmp_path)) == 32
+
+
+# ---- looking without touching ----------------------------------------------------------------------
+
+
+def look(directory: Path) -> disk_store.StoreFigures:
+    return disk_store.look_into(directory, store_bytes(8, 5000), 5000, FINGERPRINT)
+
+
+def test_a_look_tells_that_the_store_is_in_use_and_leaves_it_alone(tmp_path: Path) -> None:
+    assert not look(tmp_path / "new").is_in_use
+    assert not (tmp_path / "new").exists()
+    with opened(tmp_path):
+        before = sorted((path.name, path.stat().st_size) for path in tmp_path.iterdir())
+        assert look(tmp_path).is_in_use
+        assert sorted((path.name, path.stat().st_size) for path in tmp_path.iterdir()) == before
+    assert not look(tmp_path).is_in_use
+
+
+def test_a_look_tells_what_opening_would(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(DiskStoreError, match="is a file, not a directory"):
+        look(tmp_path / "file" / "kv")
+
+
+def test_a_secret_is_not_made_by_looking(tmp_path: Path) -> None:
+    assert open_secret(tmp_path, make=False) == b""
+    assert not (tmp_path / "secret").exists()
+    secret = open_secret(tmp_path)
+    assert open_secret(tmp_path, make=False) == secret
+
+
+def test_a_table_that_is_gone_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with opened(tmp_path):
+        pass
+    assert caplog.text == ""
+    (tmp_path / "table.kv").unlink()
+    with opened(tmp_path) as store:
+        assert store.found == []
+    assert "are dropped" in caplog.text

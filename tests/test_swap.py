@@ -439,3 +439,20 @@ def forget_device(engine: SmallEngine) -> None:
     """Evict all that the device has cached."""
     for name, _ in tuple(engine.tiers.device.named_blocks()):
         engine.tiers.device.forget(name)
+
+
+def test_hits_are_booked_where_they_came_from_though_a_load_failed_in_the_end() -> None:
+    num_partial = 0
+    for seed in range(30):
+        engine = SmallEngine(num_blocks=16, host_blocks=16, write="through", mischief=Mischief(seed=seed))
+        engine.add("a", prompt(1, 33), max_tokens=2)
+        engine.run()
+        forget_device(engine)
+        engine.link._mischief = Mischief(seed=seed, failure_rate=0.15, max_delay_polls=3)
+        engine.add("again", prompt(1, 33), max_tokens=2)
+        engine.run()
+        hits = engine.scheduler.totals.hit_tokens
+        assert hits[Tier.HOST] == engine.cached["again"]
+        assert hits[Tier.DEVICE] == 0, "the device had nothing"
+        num_partial += 0 < engine.cached["again"] < 32
+    assert num_partial > 3

@@ -131,11 +131,13 @@ class Loads:
 
     def end(self, ended: EndedMove, tables: Mapping[str, BlockTable]) -> Iterator[tuple[str, SequenceEvent]]:
         """Take in how a load ended; ``tables`` are those of the sequences that live."""
+        waiting = self._loading.pop(ended.job.transfer_id)
         loads = [
-            load
-            for load in self._loading.pop(ended.job.transfer_id)
-            if tables.get(load.sequence_id) is load.table and not load.restore.failed
+            load for load in waiting if tables.get(load.sequence_id) is load.table and not load.restore.failed
         ]
+        if ended.ok and ended.job.kind is TransferKind.SWAP_IN:
+            for load in waiting:  # for those that gave up too: what came is on the device now
+                load.restore.origin[load.index] = load.origin
         for load in loads:
             del load.restore.moves[load.index]
             load.restore.progress_at = self._device.now
@@ -145,11 +147,9 @@ class Loads:
             yield from self._fail(loads)
         elif ended.job.kind is TransferKind.PROMOTE:
             yield from self._lift(loads, ended.holder)
-        else:
+        elif ended.holder != ended.job.target:
             for load in loads:
-                if ended.holder != ended.job.target:
-                    self._take_over(load, ended.holder)
-                load.restore.origin[load.index] = load.origin
+                self._take_over(load, ended.holder)
 
     def _fail(self, loads: Sequence[_Load]) -> Iterator[tuple[str, SequenceEvent]]:
         for load in loads:

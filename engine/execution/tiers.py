@@ -5,6 +5,7 @@ Runs on: step thread, once. Which mover copies what is decided here and nowhere 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable
@@ -23,7 +24,14 @@ from tiering.cost_model import CostModel
 from tiering.memory.host_pool import HostPool
 from tiering.movers.checksums import HostChecksums
 from tiering.movers.disk import disk_mover
-from tiering.movers.disk_store import DiskStore, DiskStoreError, StoreFigures, look_into, open_secret
+from tiering.movers.disk_store import (
+    FINGERPRINT_BYTES,
+    DiskStore,
+    DiskStoreError,
+    StoreFigures,
+    look_into,
+    open_secret,
+)
 from tiering.movers.thread import thread_mover
 from tiering.policies.registry import PolicyError, eviction_factory, restore_factory, write_factory
 from tiering.policies.restore import RestorePolicy
@@ -33,6 +41,7 @@ from tiering.transfers import Mover, TransferEngine
 from tiering.types import Tier, TransferKind
 
 _DEFAULT_DISK_BYTES = 10 * 2**30
+_LARGE_SHARE = 0.95  # of the free space on a disk, above which others may be left without
 _DEFAULT_HOST_SHARE = 0.25  # of RAM, with a GPU; without one the tier is off
 
 
@@ -106,6 +115,8 @@ class _Builder:
         host_size = self._host_size()
         if host_size is not None:
             self._add_host(host_size)
+        elif self._config.kv_checksums:
+            self._notes.append("--kv-checksums has no effect without --host-kv: nothing is moved.")
         if self._config.disk_kv is not None:
             self._add_disk(self._config.disk_kv)
         figures = self._found if self._store is None else self._store.figures
@@ -171,7 +182,7 @@ class _Builder:
         """Bytes of the host tier; None: there is none. A GPU has one unasked, if there is room for it."""
         total = device_memory(torch.device("cpu")).total
         if self._config.host_kv is not None:
-            return self._config.host_kv.resolve(total)
+            return self._config.host_kv.resolve(total) or None
         if not self._pool.is_cuda:
             return None
         return min(int(_DEFAULT_HOST_SHARE * total), self._available_bytes() // 2)
@@ -219,21 +230,29 @@ class _Builder:
     def _open_store(self, disk: DiskTier) -> DiskStore:
         directory = Path(disk.path)
         try:
-            return DiskStore(
-                directory, _disk_bytes(directory, disk.size), self._layout.block_bytes, self._fingerprint
-            )
+            num_bytes = _disk_bytes(directory, disk.size)
+            return DiskStore(directory, num_bytes, self._layout.block_bytes, self._store_fingerprint())
         except DiskStoreError as error:
             raise ConfigError(str(error)) from error
+
+    def _store_fingerprint(self) -> bytes:
+        """Of all that a stored block can be found and used by, the key of the names included."""
+        key = self._secret()
+        return hashlib.blake2b(self._fingerprint, key=key, digest_size=FINGERPRINT_BYTES).digest()
 
     def _look_into_store(self, disk: DiskTier) -> StoreFigures:
         """What the store is and would be. Changes nothing, whoever uses it."""
         directory = Path(disk.path)
         try:
-            figures = look_into(
-                directory, _disk_bytes(directory, disk.size), self._layout.block_bytes, self._fingerprint
-            )
+            num_bytes = _disk_bytes(directory, disk.size)
+            figures = look_into(directory, num_bytes, self._layout.block_bytes, self._store_fingerprint())
         except DiskStoreError as error:
             raise ConfigError(str(error)) from error
+        if figures.is_in_use:
+            self._notes.append(f"--disk-kv {directory} is in use by another server; a second one is refused.")
+        free = shutil.disk_usage(_nearest(directory)).free
+        if num_bytes - _size_of(directory) > _LARGE_SHARE * free:
+            self._notes.append(f"--disk-kv takes nearly all the space that is free at {directory}.")
         if figures.num_lost:
             self._notes.append(
                 f"--disk-kv {directory} holds {figures.num_lost} blocks that do not fit these settings"
@@ -243,10 +262,10 @@ class _Builder:
         return figures
 
     def _secret(self) -> bytes:
-        if self._config.disk_kv is None or self._config.is_probe:
+        if self._config.disk_kv is None:
             return self._config.cache_secret
         try:
-            return open_secret(Path(self._config.disk_kv.path))
+            return open_secret(Path(self._config.disk_kv.path), make=not self._config.is_probe)
         except DiskStoreError as error:
             raise ConfigError(str(error)) from error
 
@@ -254,17 +273,24 @@ class _Builder:
 def _disk_bytes(directory: Path, size: MemorySize | None) -> int:
     """What was asked for; else the size that the store has; else 10 GiB, or half of what is free."""
     existing = _size_of(directory)
-    parent = next(path for path in (directory, *directory.absolute().parents) if path.exists())
-    free = shutil.disk_usage(parent).free + existing
+    free = shutil.disk_usage(_nearest(directory)).free + existing
     if size is None:
-        return existing or min(_DEFAULT_DISK_BYTES, free // 2)
+        wanted = existing or min(_DEFAULT_DISK_BYTES, free // 2)
+        if not wanted:
+            raise ConfigError(f"There is no free space for --disk-kv at {directory}.")
+        return wanted
     wanted = size.resolve(free)
     if wanted > free:
         raise ConfigError(
-            f"--disk-kv asks for {wanted / 2**30:.2f} GiB, but only {free / 2**30:.2f} GiB"
+            f"--disk-kv asks for {wanted / 2**20:,.0f} MiB, but only {free / 2**20:,.0f} MiB"
             f" are free at {directory}."
         )
     return wanted
+
+
+def _nearest(directory: Path) -> Path:
+    """The directory, or the one above it that is there already."""
+    return next(path for path in (directory, *directory.absolute().parents) if path.exists())
 
 
 def as_bytes(pool: torch.Tensor) -> npt.NDArray[np.uint8]:

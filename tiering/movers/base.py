@@ -123,13 +123,22 @@ class WorkerMover:
 
     def _try_copy(self, job: TransferJob) -> TransferOutcome:
         try:
-            return self._copy_block(job)
+            outcome = self._copy_block(job)
         except Exception as error:
-            self._num_failures += 1
-            if self._num_failures & (self._num_failures - 1) == 0:  # a broken disk shall not fill the log
-                logger.error("a %s of block %d failed (%s); failures so far: %d", job.kind, job.source, error,
-                             self._num_failures)  # fmt: skip
+            self._log_failure(job, str(error))
             return TransferOutcome.FAILED
+        if outcome is TransferOutcome.CORRUPT:
+            self._log_failure(job, "what is there is not what it should be; its text is computed instead")
+        return outcome
+
+    def _log_failure(self, job: TransferJob, reason: str) -> None:
+        """The first, second, fourth, eighth ...: a broken disk shall not fill the log."""
+        self._num_failures += 1
+        if self._num_failures & (self._num_failures - 1) == 0:
+            logger.warning(
+                "a %s of block %d failed (%s); failures so far: %d",
+                job.kind, job.source, reason, self._num_failures,
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

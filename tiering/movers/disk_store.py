@@ -70,17 +70,25 @@ class StoredBlock:
 
 @dataclass(frozen=True, slots=True)
 class StoreFigures:
-    """``num_found`` blocks can be used with these settings; ``num_lost`` would be dropped."""
+    """``num_found`` blocks can be used with these settings; ``num_lost`` would be dropped.
+
+    ``is_in_use``: another process has the store open.
+    """
 
     num_slots: int
     num_bytes: int
     num_found: int
     num_lost: int
+    is_in_use: bool = False
 
 
 def look_into(directory: Path, num_bytes: int, block_bytes: int, fingerprint: bytes) -> StoreFigures:
-    """What a store is, and would be if it was opened with these settings. Changes nothing, takes no lock."""
+    """What a store is, and would be if it was opened with these settings. Changes nothing.
+
+    Raises DiskStoreError if it could not be opened, but for being in use.
+    """
     layout = _Layout.fit(num_bytes, block_bytes, fingerprint)
+    _check_usable(directory)
     try:
         packed = (directory / "table.kv").read_bytes()
     except FileNotFoundError:
@@ -89,7 +97,30 @@ def look_into(directory: Path, num_bytes: int, block_bytes: int, fingerprint: by
         raise DiskStoreError(f"--disk-kv {directory} cannot be used: {error.strerror or error}.") from error
     entries = layout.entries(packed[_TABLE_HEADER.size :])
     fitting = [e for e in entries if e[1].slot < layout.num_slots] if layout.agrees(packed) else []
-    return StoreFigures(layout.num_slots, layout.num_bytes, len(fitting), len(entries) - len(fitting))
+    num_lost = len(entries) - len(fitting)
+    return StoreFigures(layout.num_slots, layout.num_bytes, len(fitting), num_lost, _is_in_use(directory))
+
+
+def _check_usable(directory: Path) -> None:
+    nearest = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise DiskStoreError(f"--disk-kv {directory} cannot be used: {nearest} is a file, not a directory.")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise DiskStoreError(f"--disk-kv {directory} cannot be used: {nearest} is not writable.")
+
+
+def _is_in_use(directory: Path) -> bool:
+    try:
+        descriptor = os.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +170,17 @@ class _Layout:
         return sorted(latest.values(), key=lambda entry: entry[0])
 
 
-def open_secret(directory: Path) -> bytes:
-    """The store's secret, made at first use. Raises DiskStoreError."""
+def open_secret(directory: Path, *, make: bool = True) -> bytes:
+    """The store's secret, made at first use; without ``make`` nothing is changed, and b"" says that there is
+    none.
+
+    Raises DiskStoreError.
+    """
     path = directory / "secret"
+    if not make:
+        with contextlib.suppress(OSError):
+            return path.read_bytes()[:SECRET_BYTES]
+        return b""
     with _plain_errors(directory):
         _make_directory(directory)
         if not path.exists():
@@ -149,7 +188,7 @@ def open_secret(directory: Path) -> bytes:
         with _opened(path, os.O_RDWR) as descriptor:
             secret = os.pread(descriptor, SECRET_BYTES + 1, 0)
     if len(secret) != SECRET_BYTES:
-        raise DiskStoreError(f"{path} is damaged; remove it, and with it all use of what is stored there.")
+        raise DiskStoreError(f"{path} is damaged. Remove it: what is stored there is then dropped.")
     return secret
 
 
@@ -177,6 +216,7 @@ class DiskStore:
         self._block_bytes = block_bytes
         self._fingerprint = fingerprint
         self._local = threading.local()
+        self._had_records = False
         with contextlib.ExitStack() as undo, _plain_errors(directory):
             _make_directory(directory)
             self._lock = _open(directory / "lock", os.O_RDWR)
@@ -256,8 +296,11 @@ class DiskStore:
         packed = os.pread(self._table, _TABLE_HEADER.size + self.num_slots * _ENTRY.size, 0)
         entries = self._layout.entries(packed[_TABLE_HEADER.size :])
         if not self._layout.agrees(packed):
-            if entries:
-                logger.warning("the KV blocks on disk are of another model or layout, and are dropped")
+            if self._had_records:
+                logger.warning(
+                    "the KV blocks on disk are of another model, layout or secret, or their table is damaged;"
+                    " they are dropped"
+                )
             entries = []
             os.ftruncate(self._table, 0)
         os.ftruncate(self._table, _TABLE_HEADER.size + self.num_slots * _ENTRY.size)
@@ -266,6 +309,7 @@ class DiskStore:
 
     def _take_space(self) -> None:
         num_bytes, before = self.num_slots * self.record_bytes, os.fstat(self._blocks).st_size
+        self._had_records = before > 0
         if before > num_bytes:
             os.ftruncate(self._blocks, num_bytes)
         try:
