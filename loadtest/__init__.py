@@ -1,1 +1,3 @@
-"""The load test. Reserved: its package name is taken, and nothing is in it yet."""
+"""The load test: replays lengths and measures; ``loadtest.simulate`` drives the engine's deciding half
+itself.
+"""

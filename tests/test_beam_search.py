@@ -22,7 +22,7 @@ from tests.support.tiny_models import make_model, random_tokens
 from tests.support.tiny_tokenizers import byte_level, save
 from tests.test_greedy_equivalence import TEXTS, float32_engine
 
-TOLERANCE = 1e-4
+TOLERANCE = 1e-4  # of a score, or a millionth of it where that is more: float32 has no more digits
 MAX_TOKENS = 24 if os.environ.get("TIDEGATE_SLOW") == "1" else 12
 
 
@@ -53,12 +53,16 @@ def difference(ours: Sequence[tuple[list[int], float]], theirs: Sequence[referen
     if len(ours) != len(theirs):
         return f"{len(ours)} sequences, not {len(theirs)}"
     for (_, mine), their in zip(ours, theirs, strict=True):
-        if abs(mine - their.score) > TOLERANCE:
+        if not _is_equal(mine, their.score):
             return f"scores {[score for _, score in ours]}, not {[beam.score for beam in theirs]}"
     for token_ids, score in ours:
-        if not any(abs(score - beam.score) <= TOLERANCE and token_ids == beam.token_ids for beam in theirs):
+        if not any(_is_equal(score, beam.score) and token_ids == beam.token_ids for beam in theirs):
             return f"{token_ids} is none of {[beam.token_ids for beam in theirs]}"
     return None
+
+
+def _is_equal(mine: float, theirs: float) -> bool:
+    return abs(mine - theirs) <= max(TOLERANCE, 1e-6 * abs(theirs))
 
 
 @pytest.mark.timeout(900)

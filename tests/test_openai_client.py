@@ -219,3 +219,57 @@ async def test_async_completions(server: Server, model: str) -> None:
         stream = await client.completions.create(**options, stream=True)  # type: ignore[call-overload]
         text = "".join([chunk.choices[0].text async for chunk in stream])
     assert text == whole.choices[0].text
+
+
+# ---- several answers -------------------------------------------------------------------------------
+
+
+def test_several_answers_are_those_of_requests_with_their_seeds(client: OpenAI, model: str) -> None:
+    options = {"model": model, "prompt": "A story about a fox:", "temperature": 1.1, "max_tokens": 16}
+    several = client.completions.create(**options, n=3, seed=40)  # type: ignore[call-overload]
+    assert [choice.index for choice in several.choices] == [0, 1, 2]
+    assert len({choice.text for choice in several.choices}) == 3
+    assert several.usage.completion_tokens == 48
+    assert several.choices[0].text == client.completions.create(**options, seed=40).choices[0].text  # type: ignore[call-overload]
+
+
+def test_several_chat_answers_streamed(client: OpenAI, model: str) -> None:
+    chunks = client.chat.completions.create(
+        model=model,
+        messages=MESSAGES,
+        n=3,
+        temperature=1.0,
+        max_tokens=20,
+        stream=True,
+        seed=1,  # type: ignore[arg-type]
+    )
+    texts, reasons = {0: "", 1: "", 2: ""}, {}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            assert choice.index not in reasons
+            texts[choice.index] += choice.delta.content or ""
+            if choice.finish_reason:
+                reasons[choice.index] = choice.finish_reason
+    assert all(texts.values())
+    assert set(reasons) == {0, 1, 2}
+
+
+def test_the_best_of_several(client: OpenAI, model: str) -> None:
+    options = {"model": model, "prompt": "Water boils at", "temperature": 1.0, "max_tokens": 8, "seed": 7}
+    every = client.completions.create(**options, n=4, logprobs=0)  # type: ignore[call-overload]
+    means = [sum(c.logprobs.token_logprobs) / len(c.logprobs.token_logprobs) for c in every.choices]
+    best = client.completions.create(**options, n=1, best_of=4)  # type: ignore[call-overload]
+    assert best.choices[0].text == every.choices[means.index(max(means))].text
+
+
+def test_beam_search_over_http(client: OpenAI, model: str) -> None:
+    options = {"model": model, "prompt": "The capital of France is", "max_tokens": 10, "n": 3}
+    beams = {"use_beam_search": True, "early_stopping": True}
+    whole = client.completions.create(**options, extra_body=beams)  # type: ignore[call-overload]
+    assert len({choice.text for choice in whole.choices}) == 3
+    assert "Paris" in whole.choices[0].text
+    streamed = {0: "", 1: "", 2: ""}
+    for chunk in client.completions.create(**options, extra_body=beams, stream=True):  # type: ignore[call-overload]
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.text
+    assert [streamed[index] for index in range(3)] == [choice.text for choice in whole.choices]

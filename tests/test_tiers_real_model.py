@@ -156,6 +156,42 @@ def begin_short_run(bench: Bench, restore: str, num_steps: int) -> SmallEngine:
     return engine
 
 
+def samples_alone(bench: Bench, prompt: Sequence[int], n: int, **sampling: object) -> list[list[int]]:
+    """What each sample's own request gets, sent one by one with the seed that the sample has."""
+    engine = bench.engine(num_blocks=ALL_BLOCKS, max_num_seqs=8)
+    for index in range(n):
+        engine.add(f"r{index}", prompt, seed=1234 + index, ignore_eos=True, **sampling)  # type: ignore[arg-type]
+        engine.run()
+    return [engine.tokens[f"r{index}"] for index in range(n)]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("restore", ["swap", "recompute", "overlap"])
+def test_samples_are_those_of_requests_sent_one_by_one(real: Bench, restore: str) -> None:
+    """Also when the group is preempted, swapped or lost, at any step of its life."""
+    sampling = {"max_tokens": 14, "temperature": 1.0, "top_p": 0.95}
+    prompt = prompts(4, real.loaded.info.vocab_size)[1][:37]
+    expected = samples_alone(real, prompt, 4, **sampling)
+    assert len({tuple(tokens) for tokens in expected}) == 4
+    for step in range(0, 16, 1 if SLOW else 3):
+        mischief = Mischief(seed=step, max_delay_polls=3, failure_rate=0.05, shuffles=True)
+        engine = real.engine(
+            num_blocks=ALL_BLOCKS,
+            restore=restore,
+            mischief=mischief,
+            max_num_seqs=8,
+            max_num_batched_tokens=24,
+        )
+        engine.add("g", prompt, n=4, seed=1234, ignore_eos=True, **sampling)  # type: ignore[arg-type]
+        for _ in range(step):
+            engine.step()
+        if "g" in engine.scheduler.queues.running:
+            engine.scheduler.preempt(engine.scheduler.queues.running["g"])
+        engine.run()
+        engine.assert_idle()
+        assert [engine.sample("g", index) for index in range(4)] == expected
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("eviction", "write", "restore"), PRODUCT)
 def test_every_combination_of_policies_on_a_tiny_model(
