@@ -18,7 +18,7 @@ ALLOWED = {
     "engine": {"engine", "tiering"},
     "gateway": {"gateway", "engine"},
     "loadtest": {"loadtest", "engine", "tiering"},
-    "benchmarks": {"benchmarks", "engine", "tiering"},
+    "benchmarks": {"benchmarks", "engine", "tiering", "loadtest"},
 }
 GATEWAY_MAY_USE = {"engine.messages", "engine.client", "engine.config", "engine.process"}
 TORCH_FREE_ENGINE = (
