@@ -1,8 +1,8 @@
 """What beams of a real model share, beside what simulated ones do: ``python -m benchmarks.beam_sharing``.
 
-Ten prompts, which the model itself has written, are searched at once with 2, 4 and 6 beams, by the built-in model and in the simulation that
-``tideload sharing`` runs. Saving = 1 - physical / logical blocks, averaged over the steps. This is what the
-simulation's one fitted number was fitted to.
+Ten prompts, which the model itself has written, are searched at once with 2, 4 and 6 beams, by the built-in
+model and in the simulation that ``tideload sharing`` runs. Saving = 1 - physical / logical blocks, averaged
+over the steps. This is what the simulation's one fitted number was fitted to.
 """
 
 from __future__ import annotations

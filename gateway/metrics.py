@@ -120,6 +120,11 @@ class _EngineCollector(Collector):
             stats.recomputed_tokens_total,
         )
         yield _total(
+            "tidegate_kv_block_copies",
+            "Blocks copied on the device because sequences that shared them parted.",
+            stats.block_copies_total,
+        )
+        yield _total(
             "tidegate_stalls", "Times that all there was to do waited for copies.", stats.stalls_total
         )
         yield _total("tidegate_restores", "Sequences whose KV was loaded back.", stats.restores_total)

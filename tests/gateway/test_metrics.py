@@ -37,6 +37,7 @@ async def test_every_name_is_there(make_house: Make) -> None:
         "tidegate_kv_blocks{state=in_use,tier=device}",
         "tidegate_kv_hit_tokens_total{tier=device}",
         "tidegate_recomputed_tokens_total{}",
+        "tidegate_kv_block_copies_total{}",
         "tidegate_preemptions_total{cause=pressure,kind=recompute}",
         "tidegate_preemptions_total{cause=slow_reader,kind=swap}",
         "tidegate_kv_transfer_bytes_total{kind=swap_out}",
