@@ -9,11 +9,21 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.client import EngineBusyError, EngineClient, EngineDeadError, EngineHealth, EngineStartError
 from engine.config import EngineConfig
-from engine.messages import AddRequest, FinishReason, LoadProgress, SamplingParams, StepReport, TokenDelta
+from engine.messages import (
+    AddRequest,
+    Branch,
+    FinishReason,
+    ForkRequest,
+    LoadProgress,
+    SamplingParams,
+    StepReport,
+    TokenDelta,
+)
 from tests.support.fake_kv import expected_tokens
 
 FAKE = "tests.support.fake_engine_process"
@@ -32,7 +42,7 @@ class Collector:
     def deliver(self, delta: TokenDelta) -> None:
         self.deltas.append(delta)
         self.changed.set()
-        if delta.finish_reason is not None:
+        if delta.ends_request:
             self.done.set()
 
     def fail(self, error: EngineDeadError) -> None:
@@ -273,3 +283,61 @@ async def test_the_engine_does_not_outlive_its_gateway(start: Start) -> None:
     client._link.close()
     assert client._process is not None
     await asyncio.wait_for(client._process.wait(), 10)
+
+
+# ---- several sequences -----------------------------------------------------------------------------
+
+
+async def test_a_request_of_several_sequences_ends_with_the_last_of_them(start: Start) -> None:
+    client = await start()
+    sink = Collector()
+    message = request("group", [1, 2, 3], max_tokens=6)
+    sampling = msgspec.structs.replace(message.sampling, n=3)
+    client.submit(msgspec.structs.replace(message, sampling=sampling), sink)
+    await asyncio.wait_for(sink.done.wait(), 10)
+    for index in range(3):
+        tokens = [token for delta in sink.deltas if delta.index == index for token in delta.token_ids]
+        assert tokens == expected_tokens([1, 2, 3], 6, seed=index)
+    assert [delta.ends_request for delta in sink.deltas].count(True) == 1
+    await settled(client)
+
+
+async def test_one_sequence_is_aborted_and_the_others_go_on(start: Start) -> None:
+    client = await start("fake:0.005")
+    sink = Collector()
+    message = request("group", [1, 2, 3], max_tokens=40)
+    sampling = msgspec.structs.replace(message.sampling, n=2)
+    client.submit(msgspec.structs.replace(message, sampling=sampling), sink)
+    await asyncio.wait_for(sink.changed.wait(), 10)
+    client.abort("group", 0)
+    client.abort("nobody", 0)
+    await asyncio.wait_for(sink.done.wait(), 10)
+    counts = [sum(len(d.token_ids) for d in sink.deltas if d.index == index) for index in (0, 1)]
+    assert counts[0] < counts[1] == 40
+    await settled(client)
+
+
+async def test_branches_go_on_from_a_running_and_from_an_ended_sequence(start: Start) -> None:
+    client = await start("fake:0.002")
+    root = Collector()
+    client.submit(request("root", list(range(20)), max_tokens=60), root)
+    await asyncio.wait_for(root.changed.wait(), 10)
+    sinks = {name: Collector() for name in ("a", "b", "late", "lost")}
+    branch = {name: Branch(request_id=name, sampling=request(name, [1]).sampling) for name in sinks}
+    client.fork(
+        ForkRequest(request_id="root", branches=(branch["a"], branch["b"])),
+        {name: sinks[name] for name in ("a", "b")},
+    )
+    await asyncio.wait_for(root.done.wait(), 10)
+    client.fork(ForkRequest(request_id="root", branches=(branch["late"],)), {"late": sinks["late"]})
+    client.fork(ForkRequest(request_id="nobody", branches=(branch["lost"],)), {"lost": sinks["lost"]})
+    for sink in sinks.values():
+        await asyncio.wait_for(sink.done.wait(), 10)
+    whole = expected_tokens(list(range(20)), 65)
+    assert root.tokens == whole[:60]
+    assert sinks["late"].tokens == whole[60:]
+    for name in ("a", "b"):  # what a fake model says next is what it says to the root
+        assert "".join(map(chr, sinks[name].tokens)) in "".join(map(chr, whole))
+        assert sinks[name].deltas[-1].num_cached_tokens >= 16
+    assert sinks["lost"].deltas[-1].finish_reason is FinishReason.ERROR
+    await settled(client)

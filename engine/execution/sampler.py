@@ -72,7 +72,9 @@ def _rank(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[tuple[Sampl
     ranked = []
     for row, spec in enumerate(specs):
         tokens = indices[row][: spec.num_candidates]
-        shown = _logprobs(logits[[row] * len(tokens)], [spec] * len(tokens), tokens)
+        shown: list[TokenLogprobs | None] = [None] * len(tokens)
+        if spec.params.logprobs is not None:
+            shown = _logprobs(logits[[row] * len(tokens)], [spec] * len(tokens), tokens)
         ranked.append(tuple(map(SampledToken, tokens, shown, values[row][: len(tokens)])))
     return ranked
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -353,3 +354,66 @@ def test_a_row_that_asks_for_nothing_special_costs_no_copy() -> None:
         assert adjusted is not logits
         assert torch.equal(logits, before)
         assert torch.equal(adjusted[:2], logits[:2])
+
+
+# ---- several tokens a row --------------------------------------------------------------------------
+
+
+def test_a_row_with_several_seeds_draws_what_rows_of_their_own_would() -> None:
+    logits = random_logits(3)
+    wide = replace(spec(temperature=1.2, top_p=0.9, logprobs=2), seeds=(4, 5, 6))
+    others = [spec(temperature=0.0), spec(temperature=0.8, seed=9)]
+    together = sample(logits, [others[0], wide, others[1]])
+    alone = [sample(logits[1:2], [replace(wide, seeds=(seed,))])[0][0] for seed in wide.seeds]
+    assert list(together[1]) == alone
+    assert len({drawn.token_id for drawn in alone}) > 1
+    assert [together[0], together[2]] == [
+        sample(logits[r : r + 1], [o])[0] for r, o in zip((0, 2), others, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("logprobs", [None, 0, 3])
+def test_candidates_are_the_likeliest_after_what_changes_log_probabilities(logprobs: int | None) -> None:
+    logits = random_logits(2)
+    asked = replace(
+        spec(
+            logit_bias={7: 3.0},
+            repetition_penalty=1.3,
+            presence_penalty=0.5,
+            banned=(1, 2),
+            output=(3, 3, 9),
+            logprobs=logprobs,
+        ),
+        seeds=(),
+        num_candidates=6,
+    )
+    drawn, ranked = sample(logits, [spec(temperature=0.0), asked])
+    assert len(drawn) == 1
+    normalized = torch.log_softmax(logits[1], dim=0).tolist()
+    scores = plain_logits(normalized, asked)
+    best = sorted(range(VOCAB), key=lambda token: -scores[token])[:6]
+    assert [candidate.token_id for candidate in ranked] == best
+    assert [candidate.log_probability for candidate in ranked] == pytest.approx(
+        [scores[t] for t in best], abs=1e-5
+    )
+    for candidate in ranked:
+        if logprobs is None:
+            assert candidate.logprobs is None
+        else:
+            assert candidate.logprobs is not None
+            assert candidate.logprobs.logprob == pytest.approx(normalized[candidate.token_id], abs=1e-5)
+            assert len(candidate.logprobs.top) == logprobs
+
+
+def test_a_broken_row_has_no_candidates() -> None:
+    logits = random_logits(2)
+    logits[0, 3] = math.nan
+    asked = [replace(spec(), seeds=(), num_candidates=4)] * 2
+    assert [len(tokens) for tokens in sample(logits, asked)] == [0, 4]
+
+
+def test_there_are_no_more_candidates_than_tokens() -> None:
+    (ranked,) = sample(
+        random_logits(1, vocab=5), [replace(spec(prompt=(), output=()), seeds=(), num_candidates=9)]
+    )
+    assert sorted(candidate.token_id for candidate in ranked) == list(range(5))

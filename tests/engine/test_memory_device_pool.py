@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tiering.memory.device_pool import allocate_device_pool
+from tiering.memory.device_pool import allocate_device_pool, copy_blocks
 from tiering.memory.layout import KVLayout
+from tiering.types import BlockCopy, BlockId
 
 CPU = torch.device("cpu")
 
@@ -77,3 +78,17 @@ def test_the_memory_lives_as_long_as_the_tensor() -> None:
 def test_a_dtype_that_the_layout_is_not_for_is_a_bug_of_ours() -> None:
     with pytest.raises(AssertionError):
         allocate_device_pool(layout(dtype_bytes=4), 1, torch.bfloat16, CPU)
+
+
+def test_blocks_are_copied_whole_and_all_at_once() -> None:
+    pool = torch.arange(6 * 4, dtype=torch.float32).view(6, 1, 2, 1, 2, 1).clone()
+    before = pool.clone()
+    copy_blocks(
+        pool,
+        [
+            BlockCopy(BlockId(1), BlockId(4)),
+            BlockCopy(BlockId(1), BlockId(0)),
+            BlockCopy(BlockId(5), BlockId(2)),
+        ],
+    )
+    assert torch.equal(pool, before[[1, 1, 5, 3, 1, 5]])
