@@ -1,10 +1,10 @@
 """What waits between the engine and one client: a bounded, coalescing mailbox.
 
 One for a request, be it ever so many sequences. Pure; time and the engine are its owner's (``TokenStream``).
-Bound: ``high_units`` (a unit is a token or one alternative in its log probabilities); there the owner is told
-to pause the request, and to resume it once all that was there has been taken. What is under way arrives
-still, up to ``hard_units``. Exactly one terminal event comes out: the batch with the last finish reason, or a
-failure.
+Bound: ``high_units`` a sequence (a unit is a token or one alternative in its log probabilities); there the
+owner is told to pause the request, and to resume it once all that was there has been taken. What is under way
+arrives still, up to ``hard_units``. Exactly one terminal event comes out: the batch with the last finish
+reason, or a failure.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ REQUEST_FAILED_MESSAGE = "The engine could not finish this request."
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """Bounds of one mailbox."""
+    """Bounds of one mailbox, for each of its sequences."""
 
     high_units: int = 512
     hard_units: int = 8192
@@ -111,7 +111,8 @@ class Mailbox:
 
     def __init__(self, limits: StreamLimits, num_seqs: int = 1) -> None:
         assert 0 < limits.high_units < limits.hard_units
-        self._limits = limits
+        self._high_units = limits.high_units * num_seqs
+        self._hard_units = limits.hard_units * num_seqs
         self._unfinished = set(range(num_seqs))
         self._batch = Batch()
         self.failure: StreamFailure | None = None
@@ -136,9 +137,9 @@ class Mailbox:
             self._unfinished.discard(delta.index)
         if not self._unfinished or delta.ends_request:
             self.state = MailboxState.ENDED
-        elif self._units >= self._limits.hard_units:
+        elif self._units >= self._hard_units:
             return Signal.OVERFLOW
-        elif self.state is MailboxState.FLOWING and self._units >= self._limits.high_units:
+        elif self.state is MailboxState.FLOWING and self._units >= self._high_units:
             self.state = MailboxState.PAUSED
             return Signal.PAUSE
         return Signal.NONE

@@ -154,10 +154,11 @@ def test_what_is_closed_takes_nothing_more() -> None:
     assert box.state is MailboxState.TAKEN
 
 
-def test_the_bound_is_over_all_sequences() -> None:
-    box = Mailbox(LIMITS, num_seqs=4)
-    signals = [box.put(delta(1, index=index)) for index in range(4)]
-    assert signals == [Signal.NONE] * 3 + [Signal.PAUSE]
+def test_the_bounds_grow_with_the_number_of_sequences() -> None:
+    box = Mailbox(LIMITS, num_seqs=3)
+    signals = [box.put(delta(1, index=index % 3)) for index in range(48)]
+    assert signals.index(Signal.PAUSE) == 3 * LIMITS.high_units - 1
+    assert signals.index(Signal.OVERFLOW) == 3 * LIMITS.hard_units - 1
 
 
 def test_an_error_of_one_sequence_ends_them_all() -> None:
