@@ -55,8 +55,10 @@ class BeamSearch:
 
     @property
     def num_candidates(self) -> int:
-        """How many of the likeliest next tokens of each beam a step must know: enough that k do not end."""
-        return max(2, 1 + len(self.stop_token_ids)) * self._params.width
+        """Of each beam a step must know so many likeliest next tokens, and as many that do not end the
+        text.
+        """
+        return self._params.width
 
     def advance(self, rows: Sequence[Sequence[SampledToken]]) -> tuple[Survivor, ...]:
         """One step; returns the beams of the next one, best first; none when the search is done.
@@ -67,7 +69,7 @@ class BeamSearch:
         assert len(rows) == len(self._beams) and not self.done
         width = self._params.width
         self._length += 1
-        ranked = self._ranked(rows)[: self.num_candidates]
+        ranked = self._ranked(rows)
         self._finish([path for _, path in ranked[:width] if self._ends(path)])
         living = [(parent, path) for parent, path in ranked if not self._ends(path)][:width]
         self._beams = [path for _, path in living]
@@ -75,7 +77,7 @@ class BeamSearch:
         return () if self.done else tuple(Survivor(parent, path.token.token_id) for parent, path in living)
 
     def best(self, count: int) -> list[Hypothesis]:
-        """The ``count`` best finished sequences, best first; fewer only if there were not so many."""
+        """The ``count`` best finished sequences, best first; fewer if the vocabulary gave no more."""
         return [Hypothesis(_tokens(path), score) for score, path in self._finished[:count]]
 
     def _ranked(self, rows: Sequence[Sequence[SampledToken]]) -> list[tuple[int, _Path]]:

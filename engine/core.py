@@ -117,7 +117,11 @@ class EngineCore:
         )
 
     def abort(self, request_id: str, index: int | None = None) -> None:
+        """Drop a request, or one of its sequences; that the last one is gone is told in the next report."""
+        was_there = self._scheduler.has_request(request_id)
         self._scheduler.abort(request_id, index)
+        if index is not None and was_there and not self._scheduler.has_request(request_id):
+            self._refused.append(TokenDelta(request_id, index=index, ends_request=True))
 
     def pause(self, request_id: str) -> None:
         self._scheduler.pause(request_id)
@@ -147,6 +151,7 @@ class EngineCore:
         self._order_copies()
         scheduled = self._clock()
         self._is_stalled = not plan.chunks
+        assert plan.chunks or not plan.copies, "copies would be lost"
         if self._is_stalled:
             self._num_stalls += self._scheduler.has_work()
             assert self._transfers.num_pending or not self._scheduler.has_work(), "nothing can go on"
@@ -303,6 +308,8 @@ class EngineCore:
             return "n must be at least 1, and at most the width of a beam search."
         if "#" in message.request_id:
             return "A request id must not contain '#'."
+        if sampling.beam is not None and sampling.beam.width > self._vocab_size:
+            return "A beam search cannot be wider than the vocabulary."
         if too_large := self._scheduler.why_too_large(message):
             return too_large
         if self._scheduler.has_request(message.request_id):

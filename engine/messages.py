@@ -109,7 +109,8 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
 class ForkRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Start requests whose prompt is all that sequence ``index`` of request ``request_id`` has so far.
 
-    It may be running, or finished not too long ago. Branches share its full blocks on whatever tier they
+    It may be running, or finished not too long ago (the token that ended it included); of a beam search only
+    the results can be forked. Branches share its full blocks on whatever tier they
     are. ``cache_salt`` must be that of the forked request: another tenant's is as good as unknown.
     """
 
@@ -121,8 +122,9 @@ class ForkRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class AbortRequest(msgspec.Struct, frozen=True, tag=True):
-    """Drop a request, or one of its sequences, in whatever state it is. What is unknown or over is
-    ignored.
+    """Drop a request, or one of its sequences, in whatever state it is.
+
+    What is unknown or over is ignored. A beam search is dropped whole, whatever the index.
     """
 
     request_id: str
@@ -195,8 +197,8 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     """What one engine step produced for sequence ``index`` of one request.
 
     A sequence ends with its ``finish_reason``, and the request with the last of its sequences, or with an
-    error of any of them: ``ends_request``. A beam search tells its ``n`` results, best first, when it is
-    done, each with its ``score``.
+    error of any of them: ``ends_request``. That comes without a finish reason when the last one was aborted.
+    A beam search tells its ``n`` results, best first, when it is done, each with its ``score``.
 
     ``logprobs`` is aligned with ``token_ids`` when asked for. ``stop_token_id`` is set when the last
     token ended the sequence (end of text, or one of ``stop_token_ids``): it counts as generated but

@@ -124,13 +124,21 @@ class Results:
         for position, parent in enumerate(parents):
             if position not in heirs:
                 self._release(group, parent, now)
-        if not beams.done:
-            return
-        self._forget(group)
+        if beams.done:
+            self._forget(group)
+            yield from self._tell(group, beams, parents[0].prompt_token_ids)
+
+    def _tell(
+        self, group: SequenceGroup, beams: BeamSearch, prompt_token_ids: tuple[int, ...]
+    ) -> abc.Iterator[TokenDelta]:
+        """The results of a search that is done, best first."""
         results = beams.best(group.sampling.n)
+        if len(results) < group.sampling.n:
+            yield _error(group, "The beam search found too few sequences: nearly all tokens are excluded.")
+            return
         for index, result in enumerate(results):
             token_ids = tuple(token.token_id for token in result.tokens)
-            self.histories.keep(group, index, (*parents[0].prompt_token_ids, *token_ids))
+            self.histories.keep(group, index, prompt_token_ids, token_ids)
             last = token_ids[-1]
             is_stopped = last in beams.stop_token_ids
             shown = [token.logprobs for token in result.tokens if token.logprobs is not None]
@@ -151,7 +159,8 @@ class Results:
     def end_sequence(self, group: SequenceGroup, sequence: Sequence, now: float) -> None:
         """One sequence is over, and with the last one the request."""
         self._release(group, sequence, now)
-        self.histories.keep(group, sequence.index, (*sequence.prompt_token_ids, *sequence.output_token_ids))
+        if sequence.output_token_ids:
+            self.histories.keep(group, sequence.index, sequence.prompt_token_ids, sequence.output_token_ids)
         group.sequences.remove(sequence)
         if not group.sequences:
             self._forget(group)
@@ -174,13 +183,14 @@ class Results:
                 sequence.sequence_id, sequence.name_blocks(sequence.num_tokens) if is_named else ()
             )
         self._forget(group)
-        return TokenDelta(
-            request_id=group.request_id,
-            finish_reason=FinishReason.ERROR,
-            error="The model produced logits that are not finite for this request.",
-            ends_request=True,
-        )
+        return _error(group, "The model produced logits that are not finite for this request.")
 
     def _forget(self, group: SequenceGroup) -> None:
         group.move(RequestEvent.FINISH)
         self.queues.remove(group)
+
+
+def _error(group: SequenceGroup, message: str) -> TokenDelta:
+    return TokenDelta(
+        request_id=group.request_id, finish_reason=FinishReason.ERROR, error=message, ends_request=True
+    )

@@ -5,7 +5,9 @@ and lose them together.
 
 Progress: a group is preempted only for one before it in line, or because its client does not read, and
 is admitted only with room for all its known tokens. After ``MAX_PREEMPTIONS`` for others it comes back
-with blocks for its whole length, and then loses them only if its client does not read.
+with blocks for its whole length, and then loses them only if its client does not read; or to a group of
+several sequences before it in line that has given way as often, whose forks may yet need blocks that nobody
+reserved.
 """
 
 from __future__ import annotations
@@ -45,11 +47,15 @@ class Room:
         while not self._try_grow(group):
             if self.blocks.num_leaving():
                 return False
-            victim = self.queues.victim_for(group, lambda other: not has_whole_length(other))
+            victim = self.queues.victim_for(group, self._may_be_preempted_for(group))
             self.preempt(victim)
             if victim is group:
                 return False
         return True
+
+    def _may_be_preempted_for(self, group: SequenceGroup) -> abc.Callable[[SequenceGroup], bool]:
+        insists = has_whole_length(group)
+        return lambda other: insists or not has_whole_length(other)
 
     def make_free_room(self, group: SequenceGroup) -> bool:
         """The same for a group that was admitted in this step: at nobody's cost but slow readers'."""
@@ -159,11 +165,15 @@ class Room:
         return Member(sequence.sequence_id, names, num_tokens, capacity)
 
     def _headroom(self, group: SequenceGroup) -> int:
-        """Blocks to leave for those that run: none if alone; one for each sequence after a preemption."""
+        """Blocks to leave for those that run, and for the forks of this one: none if alone.
+
+        One for each sequence that runs, after a preemption.
+        """
         num_held = sum(other.num_seqs for other in self.queues.holding())
         if not num_held:
             return 0
-        return max(self.watermark, num_held) if group.num_preemptions else self.watermark
+        num_forks = group.num_seqs - len(group.sequences)
+        return num_forks + (max(self.watermark, num_held) if group.num_preemptions else self.watermark)
 
     def _start(self, group: SequenceGroup, admission: Admission) -> None:
         for sequence, num_cached in zip(group.sequences, admission.num_cached_tokens, strict=True):

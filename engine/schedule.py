@@ -18,8 +18,9 @@ class SampleSpec:
     """Ask for tokens after the last computed position of a chunk.
 
     One is drawn for each of ``seeds``; ``position``, the index in the sequence of the token to be drawn
-    (= tokens known so far), keys the random draw with it. Without seeds it is the ``num_candidates``
-    likeliest that are asked for. The sequences are views valid for this step only.
+    (= tokens known so far), keys the random draw with it. Without seeds candidates of a beam search are asked
+    for: the ``num_candidates`` likeliest tokens, and as many likeliest of those that are not in ``ends``.
+    The sequences are views valid for this step only.
     """
 
     params: SamplingParams
@@ -29,6 +30,7 @@ class SampleSpec:
     output_token_ids: Sequence[int]
     banned_token_ids: Sequence[int]
     num_candidates: int = 0
+    ends: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,7 @@ class Scheduler:
             stop_token_ids=self._config.stop_token_ids,
         )
         self._num_arrivals += 1
+        self._histories.forget(message.request_id)
         self.queues.add(group)
 
     def why_too_large(self, message: AddRequest) -> str | None:
@@ -322,6 +323,7 @@ class Scheduler:
             output_token_ids=sequence.output_token_ids,
             banned_token_ids=sequence.banned_token_ids(group.sampling, self._config.stop_token_ids),
             num_candidates=0 if group.beams is None else group.beams.num_candidates,
+            ends=frozenset() if group.beams is None else group.beams.stop_token_ids,
         )
 
     # ---- advance -------------------------------------------------------------------------------

@@ -135,8 +135,12 @@ class Mailbox:
         self._merge(delta)
         if delta.finish_reason is not None:
             self._unfinished.discard(delta.index)
-        if not self._unfinished or delta.ends_request:
+        if not self._unfinished:
             self.state = MailboxState.ENDED
+        elif delta.ends_request:
+            self.fail(_request_failed(delta))
+        elif delta.finish_reason is not None:
+            return Signal.NONE  # no more comes of this one, however long a part it was
         elif self._units >= self._hard_units:
             return Signal.OVERFLOW
         elif self.state is MailboxState.FLOWING and self._units >= self._high_units:

@@ -7,14 +7,17 @@ places, as sums in another order may rank them.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from engine.beam import BeamSearch, Survivor
 from engine.client import EngineClient, EngineDeadError
 from engine.messages import AddRequest, BeamParams, FinishReason, SamplingParams, TokenDelta
+from engine.schedule import SampledToken
 from tests.support import reference
 from tests.support.real_backend import RealBackend, load_deterministic
 from tests.support.small_engine import SmallEngine
@@ -123,3 +126,59 @@ def test_stopping_and_length_penalty_mean_what_they_mean_there(
         reasons |= set(engine.ended.values())
     if early_stopping is True:  # else the longest may win
         assert FinishReason.STOP in reasons
+
+
+# ---- the search by itself --------------------------------------------------------------------------
+
+
+def rows(*beams: dict[int, float]) -> list[list[SampledToken]]:
+    """Of each beam its likeliest tokens."""
+    return [
+        [
+            SampledToken(token, log_probability=score)
+            for token, score in sorted(beam.items(), key=lambda i: -i[1])
+        ]
+        for beam in beams
+    ]
+
+
+def test_the_best_continuations_of_all_beams_live_on() -> None:
+    search = BeamSearch(BeamParams(2), frozenset({9}), max_tokens=5)
+    assert search.advance(rows({1: -1.0, 2: -1.5, 3: -9.0})) == (Survivor(0, 1), Survivor(0, 2))
+    found = search.advance(rows({4: -3.0, 5: -4.0}, {6: -0.1, 7: -0.2}))
+    assert found == (Survivor(1, 6), Survivor(1, 7)), "the worse beam has the better future"
+
+
+def test_one_that_ends_outside_the_best_is_dropped() -> None:
+    search = BeamSearch(BeamParams(2), frozenset({9}), max_tokens=5)
+    assert search.advance(rows({1: -1.0, 2: -1.1, 9: -1.2})) == (Survivor(0, 1), Survivor(0, 2))
+    assert search.best(2) == []
+    search.advance(rows({9: -0.1, 3: -0.5}, {4: -0.2}))
+    (best,) = search.best(2)
+    assert [token.token_id for token in best.tokens] == [1, 9]
+    assert best.score == pytest.approx(-1.1 / 2)
+
+
+def test_a_search_without_any_continuation_is_done_with_nothing() -> None:
+    search = BeamSearch(BeamParams(2), frozenset({1}), max_tokens=5)
+    assert search.advance(rows({1: -math.inf, 2: -math.inf})) == ()
+    assert search.done and search.best(2) == []
+
+
+def test_a_search_that_finds_nothing_is_told_as_an_error(tmp_path: Path) -> None:
+    """Every token ends the text, and none may at first."""
+    make_model().save_pretrained(tmp_path)
+    save(byte_level(), tmp_path)
+    loaded = load_deterministic(str(tmp_path), 64, dtype="float32")
+    engine = SmallEngine(
+        num_blocks=64, block_size=16, max_model_len=256, backend=RealBackend(loaded, 0, 0, tmp_path)
+    )
+    every = tuple(range(loaded.info.vocab_size))
+    engine.add(
+        "r", random_tokens(5), max_tokens=4, n=2, beam=BeamParams(2), min_tokens=1, stop_token_ids=every
+    )
+    engine.add("wide", random_tokens(5), max_tokens=4, n=2, beam=BeamParams(200))
+    engine.run()
+    engine.assert_idle()
+    assert "too few sequences" in engine.errors["r"]
+    assert "wider than the vocabulary" in engine.errors["wide"]

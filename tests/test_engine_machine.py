@@ -39,6 +39,10 @@ class EngineMachine(RuleBasedStateMachine):
 
     engine: SmallEngine
     num_steps = 0
+    num_stopped = 0  # samples that ended before others of their request
+    num_copied = 0  # blocks, before a write
+    num_born = 0  # sequences that shared anew what was computed anew
+    num_errors = 0
 
     @initialize(
         num_blocks=st.integers(6, 16),
@@ -69,7 +73,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_seqs + extra_tokens,
         )
-        self.engine = SmallEngine(**self.options)  # type: ignore[arg-type]
+        self.engine = self.new_engine()
         self.window = self.engine.blocks.num_blocks * self.engine.blocks.block_size
         self.prompts: dict[str, list[int]] = {}
         self.sampling: dict[str, SamplingParams] = {}
@@ -78,19 +82,32 @@ class EngineMachine(RuleBasedStateMachine):
         self.aborted: set[str] = set()
         self.ended: set[str] = set()
         self.verified: dict[tuple[str, int], int] = {}
+        self.dropped: set[tuple[str, int]] = set()
         self.num_added = 0
+
+    def new_engine(self) -> SmallEngine:
+        engine = SmallEngine(**self.options)  # type: ignore[arg-type]
+        bear = engine.blocks.bear
+
+        def counted(sequence_id: str) -> int:
+            EngineMachine.num_born += 1
+            return bear(sequence_id)
+
+        engine.blocks.bear = counted  # type: ignore[method-assign]
+        return engine
 
     def add_prompt(
         self,
         prompt: list[int],
         max_tokens: int,
         salt: bytes,
-        n: int = 1,
-        beam: BeamParams | None = None,
-        **more: object,
+        priority: int = 0,
+        expected_return_s: float | None = None,
+        **sampling: object,
     ) -> None:
-        name = self.note(prompt, SamplingParams(max_tokens=max_tokens, seed=0, n=n, beam=beam))
-        self.engine.add(name, prompt, max_tokens, salt, n=n, beam=beam, **more)  # type: ignore[arg-type]
+        asked = SamplingParams(max_tokens=max_tokens, **{"seed": 0, **sampling})  # type: ignore[arg-type]
+        name = self.note(prompt, asked)
+        self.engine.add(name, prompt, max_tokens, salt, priority, expected_return_s, **sampling)
 
     def note(self, prompt: list[int], sampling: SamplingParams) -> str:
         name = f"r{self.num_added}"
@@ -122,10 +139,23 @@ class EngineMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 16),
         n=st.integers(2, 4),
         priority=st.integers(0, 1),
+        seed=st.integers(0, 3),
+        stops=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 16)), max_size=2),
     )
-    def add_samples(self, shared: int, own: int, max_tokens: int, n: int, priority: int) -> None:
+    def add_samples(
+        self,
+        shared: int,
+        own: int,
+        max_tokens: int,
+        n: int,
+        priority: int,
+        seed: int,
+        stops: list[tuple[int, int]],
+    ) -> None:
+        """``stops``: samples that end by themselves, each with a stop token that only it is to meet."""
         prompt = [*SHARED_PREFIX[:shared], *(self.num_added + i for i in range(own))][: self.window - 1]
-        self.add_prompt(prompt, max_tokens, b"a", n=n, priority=priority)
+        ends = tuple(expected_tokens(prompt, at, seed=seed + index)[-1] for index, at in stops)
+        self.add_prompt(prompt, max_tokens, b"a", n=n, priority=priority, seed=seed, stop_token_ids=ends)
 
     @precondition(lambda self: len(self.live) < MAX_LIVE)
     @rule(
@@ -169,6 +199,7 @@ class EngineMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(self.live))
         index = data.draw(st.integers(0, self.sampling[name].n - 1))
         self.engine.core.abort(name, index)
+        self.dropped.add((name, index))
         if not self.engine.scheduler.has_request(name) and name not in self.engine.finished:
             self.live.remove(name)
             self.aborted.add(name)
@@ -241,7 +272,7 @@ class EngineMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         """What was alive is lost with the process; what is on disk is found again."""
         before = self.engine
-        self.engine = SmallEngine(**self.options)  # type: ignore[arg-type]
+        self.engine = self.new_engine()
         self.engine.find_on_disk(before)
         self.aborted |= {name for name in self.live if name not in before.finished}
         self.ended |= set(before.finished)
@@ -263,7 +294,7 @@ class EngineMachine(RuleBasedStateMachine):
             return
         self.verified[name, index] = len(tokens)
         if sampling.beam is None:
-            assert tokens == expected_tokens(self.prompts[name], len(tokens), seed=index)
+            assert tokens == expected_tokens(self.prompts[name], len(tokens), seed=sampling.seed + index)
         else:
             assert self.engine.ended[name, index] is FinishReason.LENGTH
             if index == sampling.n - 1:
@@ -279,8 +310,26 @@ class EngineMachine(RuleBasedStateMachine):
             self.engine.core.resume(name)
         self.engine.step()  # which also tells what was refused
         self.engine.run()
+        self.check_ends()
         assert self.ended | set(self.engine.finished) | self.aborted == set(self.prompts)
         self.engine.assert_idle()
+
+    def check_ends(self) -> None:
+        """Every sequence of a request that finished has ended, and nowhere but where it should."""
+        for name in self.engine.finished.keys() - self.engine.errors.keys():
+            sampling, prompt = self.sampling[name], self.prompts[name]
+            length = min(sampling.max_tokens, self.window - len(prompt))
+            for index in range(sampling.n):
+                if (name, index) in self.dropped or sampling.beam is not None:
+                    continue
+                whole = expected_tokens(prompt, length, seed=sampling.seed + index)
+                stop = next((i for i, t in enumerate(whole) if t in sampling.stop_token_ids), None)
+                assert self.engine.sample(name, index) == whole[: length if stop is None else stop + 1]
+                reason = FinishReason.LENGTH if stop is None else FinishReason.STOP
+                assert self.engine.ended[name, index] is reason
+                EngineMachine.num_stopped += stop is not None and sampling.n > 1
+        EngineMachine.num_errors += len(self.engine.errors)
+        EngineMachine.num_copied += self.engine.scheduler.totals.block_copies
 
 
 _SETTINGS = settings(
@@ -297,6 +346,9 @@ def test_random_lives() -> None:
         EngineMachine, settings=settings(_SETTINGS, max_examples=4200, derandomize=True)
     )
     assert EngineMachine.num_steps - before >= 100_000
+    assert EngineMachine.num_stopped > 150
+    assert EngineMachine.num_copied > 3000
+    assert EngineMachine.num_born > 150
 
 
 @pytest.mark.slow

@@ -67,16 +67,40 @@ def _rank(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[tuple[Sampl
     In this order, which leaves their sum other than one, because transformers ranks beams so.
     """
     normalized = torch.log_softmax(logits, dim=1)
-    most = min(max(spec.num_candidates for spec in specs), logits.shape[1])
+    most = min(max(spec.num_candidates * (1 + len(spec.ends)) for spec in specs), logits.shape[1])
     values, indices = (part.tolist() for part in _adjusted(normalized, specs).topk(most, dim=1))
     ranked = []
     for row, spec in enumerate(specs):
-        tokens = indices[row][: spec.num_candidates]
-        shown: list[TokenLogprobs | None] = [None] * len(tokens)
-        if spec.params.logprobs is not None:
-            shown = _logprobs(logits[[row] * len(tokens)], [spec] * len(tokens), tokens)
-        ranked.append(tuple(map(SampledToken, tokens, shown, values[row][: len(tokens)])))
+        kept = _candidates(indices[row], spec)
+        tokens = [indices[row][rank] for rank in kept]
+        shown = _shown_logprobs(normalized[row], tokens, spec.params.logprobs)
+        ranked.append(tuple(map(SampledToken, tokens, shown, (values[row][rank] for rank in kept))))
     return ranked
+
+
+def _candidates(tokens: Sequence[int], spec: SampleSpec) -> list[int]:
+    """Ranks of the likeliest tokens, and of as many that do not end the text; ``tokens`` are best first."""
+    kept, num_open = [], 0
+    for rank, token in enumerate(tokens):
+        if num_open == spec.num_candidates:
+            break
+        is_open = token not in spec.ends
+        if is_open or rank < spec.num_candidates:
+            kept.append(rank)
+        num_open += is_open
+    return kept
+
+
+def _shown_logprobs(
+    normalized: torch.Tensor, tokens: Sequence[int], num_top: int | None
+) -> list[TokenLogprobs | None]:
+    """What is shown of each of these candidates, which come from one row ``[V]``."""
+    if num_top is None:
+        return [None] * len(tokens)
+    values, indices = (part.tolist() for part in normalized.topk(min(num_top, len(normalized))))
+    top = tuple(zip(indices, values, strict=True))
+    chosen = normalized[list(tokens)].tolist()
+    return [TokenLogprobs(logprob, top) for logprob in chosen]
 
 
 def _rows_where(specs: Sequence[SampleSpec], wants: Callable[[SamplingParams], bool]) -> list[int]:

@@ -417,3 +417,10 @@ def test_there_are_no_more_candidates_than_tokens() -> None:
         random_logits(1, vocab=5), [replace(spec(prompt=(), output=()), seeds=(), num_candidates=9)]
     )
     assert sorted(candidate.token_id for candidate in ranked) == list(range(5))
+
+
+def test_candidates_reach_as_far_as_it_takes_to_have_enough_that_do_not_end() -> None:
+    logits = torch.arange(VOCAB, dtype=torch.float32).flip(0)[None].clone()
+    asked = replace(spec(prompt=(), output=()), seeds=(), num_candidates=3, ends=frozenset({0, 2, 3, 30}))
+    (ranked,) = sample(logits, [asked])
+    assert [candidate.token_id for candidate in ranked] == [0, 1, 2, 4, 5]

@@ -167,3 +167,22 @@ def test_an_error_of_one_sequence_ends_them_all() -> None:
     assert not box.is_open
     with pytest.raises(StreamFailedError):
         box.take()
+
+
+def test_results_that_come_all_at_once_are_no_overflow() -> None:
+    """As those of a beam search do, however long: nothing more comes of what has ended."""
+    box = Mailbox(LIMITS, num_seqs=3)
+    huge = range(100 * LIMITS.hard_units)
+    signals = [box.put(delta(*huge, finish=FinishReason.LENGTH, index=index)) for index in range(3)]
+    assert signals == [Signal.NONE] * 3
+    assert [len(part.token_ids) for part in box.take().batch.parts.values()] == [len(huge)] * 3
+    assert box.state is MailboxState.TAKEN
+
+
+def test_a_request_that_ends_without_its_sequences_is_a_failure() -> None:
+    box = Mailbox(LIMITS, num_seqs=2)
+    box.put(delta(1, finish=FinishReason.STOP))
+    box.put(TokenDelta("r", index=1, ends_request=True))
+    assert list(box.take().batch.parts) == [0, 1]
+    with pytest.raises(StreamFailedError):
+        box.take()

@@ -57,6 +57,7 @@ class _Watched:
         self._block_size = block_size
 
     def execute(self, plan: SchedulerOutput) -> StepOutput:
+        self._check_copies(plan)
         for chunk in plan.chunks:
             stop = chunk.start + len(chunk.token_ids)
             for index in range(chunk.start // self._block_size, -(-stop // self._block_size)):
@@ -68,6 +69,15 @@ class _Watched:
                 block = BlockId(chunk.block_table[index])
                 assert not self._device.is_being_filled(block), "a block is read that has not arrived"
         return self._executor.execute(plan)
+
+    def _check_copies(self, plan: SchedulerOutput) -> None:
+        sources = {copy.source for copy in plan.copies}
+        for copy in plan.copies:
+            assert copy.target not in sources, "a copy reads what another writes"
+            assert not self._device.is_being_filled(copy.source), "a block is copied that has not arrived"
+            assert self._device.ref_count(copy.target) == 1
+            assert self._device.state(copy.target) is BlockState.FILLING
+            assert self._device.label_of(copy.target) is None
 
 
 class SmallEngine:
@@ -220,8 +230,7 @@ class SmallEngine:
                 self.ended[key] = delta.finish_reason
             if delta.score is not None:
                 self.scores[key] = delta.score
-            if delta.ends_request:
-                assert delta.finish_reason is not None
+            if delta.ends_request and delta.finish_reason is not None:  # else the last was aborted
                 self.finished[name] = delta.finish_reason
             if delta.error is not None:
                 self.errors[name] = delta.error
