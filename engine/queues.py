@@ -81,7 +81,7 @@ class RequestQueues:
     def victim_for(
         self, group: SequenceGroup, may_be_preempted: Callable[[SequenceGroup], bool]
     ) -> SequenceGroup:
-        """Who gives way to ``request``: slow readers first, then the last in line; maybe itself."""
+        """Who gives way to ``group``: slow readers first, then the last in line; maybe itself."""
         paused = self.last_paused()
         if paused is not None:
             return paused

@@ -7,9 +7,11 @@ raises and changes nothing.
 from __future__ import annotations
 
 import enum
+from collections import abc
 
 from engine.beam import BeamSearch
 from engine.messages import AddRequest, SamplingParams
+from engine.schedule import SampleSpec
 from engine.sequence import Sequence
 from tiering.hashing import BlockNamer
 from tiering.restore import Restore
@@ -167,17 +169,28 @@ class SequenceGroup:
         return all(sequence.num_uncomputed_tokens == 1 for sequence in self.sequences)
 
     def sequence(self, index: int) -> Sequence | None:
-        """The living sequence with that index."""
-        return next((sequence for sequence in self.sequences if sequence.index == index), None)
+        """The living sample with that index; None for beams, which have no names."""
+        named = () if self.beams is not None else self.sequences
+        return next((sequence for sequence in named if sequence.index == index), None)
 
-    def seeds_of(self, sequence: Sequence) -> tuple[int, ...]:
-        """Of the draws that follow a sequence's last token: the prompt's are those of all its
-        continuations.
+    def ask(self, sequence: Sequence, stop_token_ids: abc.Sequence[int]) -> SampleSpec:
+        """What is to follow a sequence's last token; ``stop_token_ids`` are those of the model.
+
+        The prompt is followed by the first tokens of all its continuations.
         """
-        if self.beams is not None:
-            return ()
         indices = (sequence.index,) if self.has_branched else range(self.sampling.n)
-        return tuple((self.sampling.seed + index) & _SEED_MASK for index in indices)
+        seeds = tuple((self.sampling.seed + index) & _SEED_MASK for index in indices)
+        beams = self.beams
+        return SampleSpec(
+            params=self.sampling,
+            seeds=seeds if beams is None else (),
+            position=sequence.num_tokens,
+            prompt_token_ids=sequence.prompt_token_ids,
+            output_token_ids=sequence.output_token_ids,
+            banned_token_ids=sequence.banned_token_ids(self.sampling, stop_token_ids),
+            num_candidates=0 if beams is None else beams.num_candidates,
+            ends=frozenset() if beams is None else beams.stop_token_ids,
+        )
 
     def fork(self, parent: Sequence) -> Sequence:
         """A further sequence with the history of ``parent``, which is to be added to ``sequences``."""

@@ -50,9 +50,8 @@ class ScheduledChunk:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step's work: ``copies`` within the device pool, before anything is computed; then the chunks,
-
-    decodes first, then prefills.
+    """One step's work: decodes first, then prefills. ``copies`` within the device pool come before all of
+    it.
     """
 
     chunks: tuple[ScheduledChunk, ...]

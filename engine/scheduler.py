@@ -23,7 +23,7 @@ from engine.queues import RequestQueues
 from engine.request import RequestStatus, SequenceGroup
 from engine.results import Results
 from engine.room import Room
-from engine.schedule import SampleSpec, ScheduledChunk, SchedulerOutput, StepOutput
+from engine.schedule import ScheduledChunk, SchedulerOutput, StepOutput
 from engine.sequence import Sequence
 from tiering.block_manager import BlockManager
 from tiering.hashing import BlockNamer, derive_salt
@@ -119,10 +119,10 @@ class Scheduler:
     def history(self, request_id: str, index: int, cache_salt: bytes) -> tuple[int, ...] | None:
         """All tokens of a sequence that runs or ended not long ago; None if this tenant has no such."""
         group = self.queues.get(request_id)
-        if group is None or group.beams is not None or group.sequence(index) is None:
+        sequence = None if group is None else group.sequence(index)
+        if group is None or sequence is None:
             return self._histories.find(request_id, index, cache_salt)
-        sequence = group.sequence(index)
-        if sequence is None or group.cache_salt != cache_salt:
+        if group.cache_salt != cache_salt:
             return None
         return (*sequence.prompt_token_ids, *sequence.output_token_ids)
 
@@ -311,19 +311,7 @@ class Scheduler:
             token_ids=sequence.token_slice(start, stop),
             start=start,
             block_table=self._blocks.block_table(sequence.sequence_id),
-            sample=self._sample_spec(group, sequence) if stop == sequence.num_tokens else None,
-        )
-
-    def _sample_spec(self, group: SequenceGroup, sequence: Sequence) -> SampleSpec:
-        return SampleSpec(
-            params=group.sampling,
-            seeds=group.seeds_of(sequence),
-            position=sequence.num_tokens,
-            prompt_token_ids=sequence.prompt_token_ids,
-            output_token_ids=sequence.output_token_ids,
-            banned_token_ids=sequence.banned_token_ids(group.sampling, self._config.stop_token_ids),
-            num_candidates=0 if group.beams is None else group.beams.num_candidates,
-            ends=frozenset() if group.beams is None else group.beams.stop_token_ids,
+            sample=group.ask(sequence, self._config.stop_token_ids) if stop == sequence.num_tokens else None,
         )
 
     # ---- advance -------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ class Admission:
         if self._in_flight + count > self._max_in_flight:
             raise ApiError(
                 ErrorKind.BUSY,
-                f"The server is busy with {self._in_flight} requests; try again shortly.",
+                f"The server is busy with {self._in_flight} sequences; try again shortly.",
                 retry_after_s=RETRY_AFTER_S,
             )
         self._in_flight += count

@@ -62,7 +62,7 @@ def main() -> None:
     type=click.IntRange(min=0),
     default=_DEFAULTS.max_waiting,
     show_default=True,
-    help="Requests that may wait beyond --max-num-seqs; more are refused with 429.",
+    help="Requests that may wait beyond --max-num-seqs (one for n answers counts n times); more get 429.",
 )
 @click.option(
     "--drain-timeout",

@@ -83,11 +83,7 @@ async def _generate(http: web.Request, endpoint: Endpoint) -> web.StreamResponse
 async def _take_in(
     http: web.Request, gateway: Gateway, endpoint: Endpoint, scope: AsyncExitStack
 ) -> GenerationRequest:
-    """Read and check a request. A permit is taken once the body is there, more if it asks for several
-    sequences;
-
-    they are held until ``scope`` ends.
-    """
+    """Read and check a request. Its permits, one for each of its sequences, are held until ``scope`` ends."""
     async with gateway.bodies.read(http) as body:
         if gateway.draining:
             raise shutting_down()

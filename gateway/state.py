@@ -38,7 +38,7 @@ class GatewaySettings:
 
     ``api_keys`` empty lets everybody in; without ``admin_key`` there is no ``/debug``.
     ``served_model_names`` empty means the engine's own name; ``max_num_seqs`` is the engine's batch,
-    ``max_waiting`` how many requests may be in the house beyond it. ``send_buffer_bytes`` bounds what
+    ``max_waiting`` how many sequences may be in the house beyond it. ``send_buffer_bytes`` bounds what
     the kernel holds for a client that does not read. ``linger_s`` is how long a client that is given
     up may take to read why.
     """

@@ -6,6 +6,7 @@ import json
 import random
 from importlib import metadata
 from pathlib import Path
+from typing import TextIO
 
 import click
 from rich.console import Console
@@ -50,10 +51,11 @@ def main() -> None:
 )
 @click.option(
     "--requests",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=3),
     default=600,
     show_default=True,
-    help="Requests to replay, drawn from the lengths: at least three times --in-flight.",
+    help="Requests to replay, drawn from the lengths: at least three times --in-flight. With fewer than some"
+    " hundred the figures are noisy.",
 )
 @click.option(
     "--in-flight",
@@ -69,7 +71,7 @@ def main() -> None:
 @click.option(
     "--json",
     "json_file",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=click.File("w", lazy=False),
     help="Write the figures to FILE too.",
 )
 def sharing(
@@ -80,7 +82,7 @@ def sharing(
     in_flight: int,
     block_size: int,
     seed: int,
-    json_file: Path | None,
+    json_file: TextIO | None,
 ) -> None:
     """Memory that samples and beams save by sharing KV blocks.
 
@@ -112,7 +114,7 @@ def sharing(
     if json_file is not None:
         report = {"block_size": block_size, "in_flight": in_flight, "seed": seed}
         cells_json = [saving.as_json() for saving in found]
-        json_file.write_text(json.dumps({**report, "cells": cells_json}, indent=2) + "\n")
+        json_file.write(json.dumps({**report, "cells": cells_json}, indent=2) + "\n")
 
 
 def _load(name: str) -> list[Lengths]:

@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 
 BUILT_IN = ("alpaca", "sharegpt")
+MAX_TOKENS = 200_000  # of one request
 
 
 class LengthsError(ValueError):
@@ -35,21 +36,25 @@ def read_lengths(path: Path) -> list[Lengths]:
     try:
         data = path.read_bytes()
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise LengthsError(f"{path} cannot be read: {error}.") from None
+    except (gzip.BadGzipFile, EOFError, UnicodeDecodeError):
+        raise LengthsError(f"{path} is not a text file, gzipped or not.") from None
+    except OSError as error:
+        raise LengthsError(f"{path} cannot be read: {error.strerror or error}.") from None
     return _parse(text, str(path))
 
 
 def _parse(text: str, name: str) -> list[Lengths]:
     rows = csv.DictReader(text.splitlines())
+    if not {"input_length", "output_length"} <= set(rows.fieldnames or ()):
+        raise LengthsError(f"{name} must have the columns input_length and output_length.")
     try:
         found = [Lengths(int(row["input_length"]), int(row["output_length"])) for row in rows]
-    except (KeyError, TypeError, ValueError):
-        raise LengthsError(
-            f"{name} must have the columns input_length and output_length, with whole numbers."
-        ) from None
+    except (TypeError, ValueError):
+        raise LengthsError(f"{name} must have whole numbers in input_length and output_length.") from None
     if not found:
         raise LengthsError(f"{name} has no rows.")
     if any(pair.prompt < 1 or pair.output < 1 for pair in found):
         raise LengthsError(f"{name} has a length below 1.")
+    if max(pair.prompt + pair.output for pair in found) > MAX_TOKENS:
+        raise LengthsError(f"{name} has a request of more than {MAX_TOKENS} tokens.")
     return found

@@ -343,7 +343,7 @@ _SETTINGS = settings(
 def test_random_lives() -> None:
     before = EngineMachine.num_steps
     run_state_machine_as_test(
-        EngineMachine, settings=settings(_SETTINGS, max_examples=4200, derandomize=True)
+        EngineMachine, settings=settings(_SETTINGS, max_examples=4600, derandomize=True)
     )
     assert EngineMachine.num_steps - before >= 100_000
     assert EngineMachine.num_stopped > 150

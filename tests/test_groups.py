@@ -215,19 +215,60 @@ def test_groups_that_press_each_other_all_finish() -> None:
     engine.assert_idle()
 
 
+def until(engine: SmallEngine, name: str, status: RequestStatus) -> None:
+    """Step, with the copies held up from then on, until a request has this status."""
+    for _ in range(50):
+        group = engine.scheduler.queues.get(name)
+        if group is not None and group.status is status:
+            return
+        engine.step()
+    raise AssertionError(f"{name} never was {status.value}")
+
+
 @pytest.mark.parametrize("index", [0, 1])
-@pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 5])
-def test_one_sample_is_aborted_on_the_way_down_or_back(index: int, steps: int) -> None:
-    engine = SmallEngine(num_blocks=40, host_blocks=40, mischief=Mischief(seed=1, max_delay_polls=2))
+@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.parametrize("status", ["SWAPPING_OUT", "SWAPPED", "SWAPPING_IN"])
+def test_one_sample_is_aborted_on_the_way_down_or_back(status: str, paused: bool, index: int) -> None:
+    engine = SmallEngine(num_blocks=40, host_blocks=40)
     engine.add("r", prompt(1, 10), max_tokens=9, n=2)
-    for _ in range(3):
+    engine.add("other", prompt(2, 10), max_tokens=30)
+    for _ in range(4):  # so that the last block is not full, has no name, and must come back
+        engine.step()
+    engine.link.hold()
+    engine.scheduler.preempt(engine.scheduler.queues.running["r"])
+    if status != "SWAPPING_OUT":
+        engine.core.pause("r")
+        engine.link.release()
+        until(engine, "r", RequestStatus.SWAPPED)
+        engine.link.hold()
+        if status == "SWAPPING_IN":
+            engine.core.resume("r")
+    until(engine, "r", RequestStatus[status])
+    if paused:
+        engine.core.pause("r")
+    engine.core.abort("r", index)
+    engine.step()
+    engine.link.release()
+    engine.core.resume("r")
+    engine.run()
+    assert engine.sample("r", 1 - index) == expected_tokens(prompt(1, 10), 9, seed=1 - index)
+    assert engine.tokens["other"] == expected_tokens(prompt(2, 10), 30)
+    engine.assert_idle()
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_one_sample_is_aborted_while_others_wait_for_what_it_computes(index: int) -> None:
+    engine = SmallEngine(num_blocks=40, max_num_batched_tokens=8)
+    engine.add("r", prompt(1, 30), max_tokens=9, n=3)
+    for _ in range(7):
         engine.step()
     engine.scheduler.preempt(engine.scheduler.queues.running["r"])
-    for _ in range(steps):
+    while not engine.blocks.branches():
         engine.step()
     engine.core.abort("r", index)
     engine.run()
-    assert engine.sample("r", 1 - index) == expected_tokens(prompt(1, 10), 9, seed=1 - index)
+    for other in {0, 1, 2} - {index}:
+        assert engine.sample("r", other) == expected_tokens(prompt(1, 30), 9, seed=other)
     engine.assert_idle()
 
 

@@ -119,6 +119,9 @@ def test_lengths_of_ones_own(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("a,b\n1,2\n", "must have the columns"),
+        ("a,b\n", "must have the columns"),
+        ("", "must have the columns"),
+        ("input_length,output_length\n200000,1\n", "more than 200000 tokens"),
         ("input_length,output_length\n", "has no rows"),
         ("input_length,output_length\n1,x\n", "whole numbers"),
         ("input_length,output_length\n1\n", "whole numbers"),
@@ -132,6 +135,16 @@ def test_bad_files_of_lengths(tmp_path: Path, text: str, message: str) -> None:
         read_lengths(path)
     result = run("--lengths", str(path))
     assert (result.exit_code, result.output.count("\n")) == (2, 1)
+
+
+def test_a_report_that_cannot_be_written_is_told_before_the_work(tmp_path: Path) -> None:
+    result = run("--json", str(tmp_path / "none" / "out.json"))
+    assert result.exit_code == 2
+    assert "No such file or directory" in result.output
+    (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe")
+    (tmp_path / "bytes.csv.gz").write_bytes(b"no gzip")
+    for name in ("bytes.csv", "bytes.csv.gz"):
+        assert "is not a text file" in run("--lengths", str(tmp_path / name)).output
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tiering.parking import Leaver, Parking
 from tiering.planner import Plan, RestorePlanner
 from tiering.policies.restore import RestorePolicy, Swap
 from tiering.restore import Restore
-from tiering.tables import Admission, BlockTable, Branch, Member, ParkedTable, Refusal, SequenceEvent
+from tiering.tables import Admission, BlockTable, Member, ParkedTable, PendingBranch, Refusal, SequenceEvent
 from tiering.tiers import Tiers
 from tiering.types import (
     BlockCopy,
@@ -173,11 +173,11 @@ class BlockManager:
             self.pool.share(block)
         self._tables[child_id] = BlockTable(blocks, table.num_published)
 
-    def branch_of(self, sequence_id: str) -> Branch | None:
+    def branch_of(self, sequence_id: str) -> PendingBranch | None:
         """What a sequence waits for to be computed, if it has not been born yet."""
         return self._branches.waiting().get(sequence_id)
 
-    def branches(self) -> Mapping[str, Branch]:
+    def branches(self) -> Mapping[str, PendingBranch]:
         """All branches that wait for their parents, for recounts and reports."""
         return self._branches.waiting()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from tiering.block_pool import BlockPool
-from tiering.tables import BlockTable, Branch, Member
+from tiering.tables import BlockTable, Member, PendingBranch
 from tiering.types import BlockHash
 
 
@@ -19,9 +19,9 @@ class Branches:
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         self._pool = pool
         self._block_size = block_size
-        self._branches: dict[str, Branch] = {}
+        self._branches: dict[str, PendingBranch] = {}
 
-    def waiting(self) -> Mapping[str, Branch]:
+    def waiting(self) -> Mapping[str, PendingBranch]:
         """All of them, for recounts and reports."""
         return self._branches
 
@@ -48,7 +48,7 @@ class Branches:
         for member, parent_id, shared in self.plan(members):
             blocks = self._pool.try_allocate(-(-member.capacity_tokens // self._block_size) - shared)
             assert blocks is not None
-            self._branches[member.sequence_id] = Branch(parent_id, shared * self._block_size, blocks)
+            self._branches[member.sequence_id] = PendingBranch(parent_id, shared * self._block_size, blocks)
 
     def bear(self, sequence_id: str, parent: BlockTable) -> BlockTable:
         """A table for a branch whose parent has computed what they share."""

@@ -31,7 +31,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
+class PendingBranch:
     """A sequence that has to wait until ``parent_id`` has computed ``num_shared_tokens``, which it will
     share.
 

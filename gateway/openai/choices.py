@@ -27,11 +27,6 @@ class Choices:
     num_generated: int
     beam: BeamParams | None = None
 
-    @property
-    def num_seqs(self) -> int:
-        """Sequences that run at once."""
-        return self.num_generated if self.beam is None else self.beam.width
-
 
 def check_choices(wire: GenerationFields, max_seqs: int) -> Choices:
     """Raises ApiError. ``max_seqs``: how many sequences the engine runs at once."""

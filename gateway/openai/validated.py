@@ -25,6 +25,7 @@ MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 300
 MAX_LOGPROBS = 20
+MAX_BEAM_LOGPROBS = 1_000_000  # all results of a search are told in one message
 _SEED_MASK = 2**63 - 1
 
 
@@ -158,23 +159,9 @@ def complete(
     """
     if not token_ids:
         raise bad_request(param, f"'{param}' is empty; there is nothing to continue.")
-    room = model.window - len(token_ids)
-    if room < 1:
-        raise ApiError(
-            ErrorKind.CONTEXT_LENGTH,
-            f"The prompt has {len(token_ids)} tokens; this model's window has {model.window}, "
-            "of which at least one is needed for the answer.",
-            param=param,
-        )
+    room = _room(checked.sampling, len(token_ids), model, param)
     wanted = checked.requested_max_tokens
     sampling = checked.sampling
-    room = model.room(len(token_ids), sampling.num_seqs)
-    if room < 1:
-        raise bad_request(
-            "n",
-            f"{sampling.num_seqs} answers to a prompt of {len(token_ids)} tokens do not fit the KV pool"
-            " at once.",
-        )
     default = room if default_max_tokens is None else max(default_max_tokens, sampling.min_tokens)
     max_tokens = min(default if wanted is None else wanted, room)
     return GenerationRequest(
@@ -190,6 +177,33 @@ def complete(
         logprobs=checked.logprobs,
         clamped_from=wanted if wanted is not None and wanted > room else None,
     )
+
+
+def _room(sampling: SamplingParams, num_prompt_tokens: int, model: ModelContext, param: str) -> int:
+    """How long each answer may be. Raises ApiError if that is nothing, or more than can be told at once."""
+    if num_prompt_tokens >= model.window:
+        raise ApiError(
+            ErrorKind.CONTEXT_LENGTH,
+            f"The prompt has {num_prompt_tokens} tokens; this model's window has {model.window}, "
+            "of which at least one is needed for the answer.",
+            param=param,
+        )
+    room = model.room(num_prompt_tokens, sampling.num_seqs)
+    if room < 1:
+        raise bad_request(
+            "n",
+            f"{sampling.num_seqs} answers to a prompt of {num_prompt_tokens} tokens do not fit the KV pool"
+            " at once.",
+        )
+    if sampling.beam is not None and sampling.logprobs is not None:
+        shown = sampling.n * min(sampling.max_tokens, room) * (1 + sampling.logprobs)
+        if shown > MAX_BEAM_LOGPROBS:
+            raise bad_request(
+                "logprobs",
+                f"Beams with so many log probabilities ({shown}) are too much for one answer;"
+                f" ask for fewer, or for shorter answers: {MAX_BEAM_LOGPROBS} at most.",
+            )
+    return room
 
 
 def check_text_length(num_chars: int, model: ModelContext, param: str) -> None:

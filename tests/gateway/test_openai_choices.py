@@ -27,12 +27,10 @@ def refused(**fields: Any) -> ApiError:
 def test_one_answer_unless_more_are_asked_for() -> None:
     assert check() == check(n=1) == check(best_of=1) == Choices(1, 1)
     assert check(n=3) == Choices(3, 3)
-    assert check(n=3).num_seqs == 3
 
 
 def test_the_best_of_several() -> None:
     assert check(n=2, best_of=5) == Choices(2, 5)
-    assert check(best_of=5).num_seqs == 5
     assert refused(n=3, best_of=2).param == "best_of"
     assert refused(best_of=4, stream=True).param == "best_of"
     assert check(n=4, best_of=4, stream=True) == Choices(4, 4)
@@ -44,7 +42,6 @@ def test_beams_are_as_many_as_best_of_or_n() -> None:
         use_beam_search=True, n=2, best_of=5, length_penalty=0.5, early_stopping="never", stream=True
     )
     assert found == Choices(2, 2, BeamParams(5, 0.5, "never"))
-    assert found.num_seqs == 5
 
 
 @pytest.mark.parametrize("value", [True, False, "never"])
