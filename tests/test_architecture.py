@@ -32,7 +32,7 @@ DECIDERS = (
     "engine.wire", "engine.queues", "engine.accounting", "engine.recount", "tiering.block_pool",
     "tiering.block_manager",
     "tiering.tiers", "tiering.planner", "tiering.loads", "tiering.parking", "tiering.restore",
-    "tiering.tables", "tiering.branches", "tiering.cost_model", "tiering.transfers",
+    "tiering.tables", "tiering.branches", "tiering.intake", "tiering.cost_model", "tiering.transfers",
     "tiering.hashing", "tiering.integrity",
     "tiering.residency", "tiering.types", "tiering.policies.eviction", "tiering.policies.write",
     "tiering.policies.restore",

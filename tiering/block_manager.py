@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tiering.branches import Branches
 from tiering.cost_model import CostModel
+from tiering.intake import Intake, plan_intake
 from tiering.loads import Loads
 from tiering.parking import Leaver, Parking
 from tiering.planner import Plan, RestorePlanner
@@ -98,70 +99,53 @@ class BlockManager:
         """
         assert all(0 < member.num_tokens <= member.capacity_tokens for member in members)
         assert not any(member.sequence_id in self._tables for member in members)
-        plans = self._plan(members) if may_load else []
-        if plans is None:
-            return Refusal.PENDING
-        is_parked = bool(plans)
-        if not plans:
-            first, limit = members[0], (members[0].num_tokens - 1) // self.block_size
-            sources = self._planner.match(first.names, limit, below_device=may_load)
-            if sources is None:
-                return Refusal.PENDING
-            plans = [self._planner.plan(sources, len(sources) * self.block_size)]
-        return self._admit(members, plans, keep_available, is_parked=is_parked)
-
-    def _plan(self, members: Sequence[Member]) -> list[Plan] | None:
-        """How to bring swapped sequences back; empty if they are not, or had better be computed; None:
-        later.
-        """
-        parked = [self._parking.tables().get(member.sequence_id) for member in members]
-        tables = [table for table in parked if table is not None]
-        if len(tables) < len(members):
-            return []
-        found = []
-        for table, member in zip(tables, members, strict=True):
-            sources = self._planner.match_parked(table, member.names)
-            if sources is None:
-                return None
-            found.append(sources)
-        if len(members) == 1:
-            return [self._planner.plan(found[0], tables[0].num_tokens)]
-        return self._planner.plan_group(found, [table.num_tokens for table in tables]) or []
-
-    def _admit(
-        self, members: Sequence[Member], plans: Sequence[Plan], keep_available: int, *, is_parked: bool
-    ) -> Admission | Refusal:
-        planned = members[: len(plans)]
-        sources = {(s.tier, s.block) for plan in plans for s in plan.sources}
-        hits = [block for tier, block in sources if tier is Tier.DEVICE]
-        own = [
-            self.blocks_for(m.capacity_tokens) - len(p.sources) for m, p in zip(planned, plans, strict=True)
-        ]
-        fresh = len(sources) - len(hits) + sum(own)
-        rest = members if len(planned) < len(members) else members[:1]
-        revived = sum(self.pool.ref_count(block) == 0 for block in hits)
-        num_needed = fresh + self._branches.num_blocks(rest)
-        if num_needed + keep_available > self.pool.num_available() - revived:
+        intake = plan_intake(members, self._planner, self._parking, self.block_size, may_load=may_load)
+        if isinstance(intake, Refusal):
+            return intake
+        planned = members[: len(intake.plans)]
+        waiting = members if len(planned) < len(members) else members[:1]  # behind the first
+        num_fresh = self._num_fresh(planned, intake.plans)
+        num_needed = num_fresh + self._branches.num_blocks(waiting) + keep_available
+        if num_needed > self.pool.num_available() - self._num_revived(intake.plans):
             return Refusal.NO_ROOM
-        self._open_tables(planned, plans, fresh)
-        self._branches.reserve(rest)
-        if not is_parked:
-            for source in reversed(plans[0].sources):
+        self._open_tables(planned, intake.plans, num_fresh)
+        self._branches.reserve(waiting)
+        if not intake.is_parked:
+            for source in reversed(intake.plans[0].sources):
                 self.tiers.on_hit(source.tier, source.block)
-        restoring = any(self._tables[member.sequence_id].restore is not None for member in planned)
-        if not (is_parked and restoring):
+        return self._admission(members, intake)
+
+    def _num_fresh(self, members: Sequence[Member], plans: Sequence[Plan]) -> int:
+        """Blocks to allocate for these plans: what several share is one."""
+        loaded = {s.block for plan in plans for s in plan.sources if s.tier is Tier.HOST}
+        from_disk = sum(s.tier is Tier.DISK for plan in plans for s in plan.sources)
+        own = (
+            self.blocks_for(member.capacity_tokens) - len(plan.sources)
+            for member, plan in zip(members, plans, strict=True)
+        )
+        return len(loaded) + from_disk + sum(own)
+
+    def _num_revived(self, plans: Sequence[Plan]) -> int:
+        """Cached device blocks that are about to be used, and not available any more."""
+        hits = {s.block for plan in plans for s in plan.sources if s.tier is Tier.DEVICE}
+        return sum(self.pool.ref_count(block) == 0 for block in hits)
+
+    def _admission(self, members: Sequence[Member], intake: Intake) -> Admission:
+        """The answer to a group whose tables are open; slots that it will not load from are given up."""
+        first = intake.plans[0]
+        is_loading = [self._tables[m.sequence_id].restore is not None for m in members[: len(intake.plans)]]
+        if not (intake.is_parked and any(is_loading)):
             for member in members:
                 self._parking.give_up(member.sequence_id)
-        size = self.block_size
         cached = [
-            plan.num_front * size if self._tables[member.sequence_id].restore else plan.num_tokens
-            for member, plan in zip(planned, plans, strict=True)
+            plan.num_front * self.block_size if loads else plan.num_tokens
+            for plan, loads in zip(intake.plans, is_loading, strict=True)
         ]
         return Admission(
             (*cached, *[0] * (len(members) - len(cached))),
-            restoring=restoring,
-            overlaps=plans[0].overlaps and restoring,
-            num_forgone_tokens=plans[0].num_forgone_tokens,
+            restoring=any(is_loading),
+            overlaps=first.overlaps and any(is_loading),
+            num_forgone_tokens=first.num_forgone_tokens,
         )
 
     def fork(self, parent_id: str, child_id: str, num_tokens: int) -> None:
