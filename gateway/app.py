@@ -32,6 +32,7 @@ from gateway.state import Gateway, GatewaySettings, open_gateway
 log = logging.getLogger("tidegate.gateway")
 
 _BACKLOG = 1024
+_TOKEN_PATHS = ("/tokenize", "/detokenize")
 _MAX_HEADER_BYTES = 16 * 2**10
 
 
@@ -42,6 +43,8 @@ def build_app(gateway: Gateway) -> web.Application:
     app.on_response_prepare.append(_add_headers)
     app.router.add_post("/v1/completions", handlers.completions)
     app.router.add_post("/v1/chat/completions", handlers.chat_completions)
+    app.router.add_post("/tokenize", handlers.tokenize)
+    app.router.add_post("/detokenize", handlers.detokenize)
     app.router.add_get("/v1/models", probes.models)
     app.router.add_get("/v1/models/{name:.+}", probes.model)
     app.router.add_get("/health", probes.health)
@@ -139,7 +142,7 @@ def _keys_for(path: str, settings: GatewaySettings) -> tuple[str, ...]:
     """Keys of which one is needed for this path; none: it is open."""
     if path.startswith("/debug/") and settings.admin_key is not None:
         return (settings.admin_key,)
-    return settings.api_keys if path.startswith("/v1/") else ()
+    return settings.api_keys if path.startswith(("/v1/", *_TOKEN_PATHS)) else ()
 
 
 def _from_http(error: web.HTTPException) -> ApiError:

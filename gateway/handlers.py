@@ -1,4 +1,4 @@
-"""HTTP handlers of the two generation endpoints.
+"""HTTP handlers of the two generation endpoints, and of the two that only look at tokens.
 
 Runs on the event loop; never blocks: the body is parsed and tokenized on the offload threads. Every
 resource is held by scope (permit, record, stream), so a client that goes away, which cancels the
@@ -13,9 +13,9 @@ import logging
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from aiohttp import web
 
@@ -38,6 +38,7 @@ log = logging.getLogger("tidegate.gateway")
 
 CLAMPED_HEADER = "x-tidegate-max-tokens-clamped"
 _LARGE_ANSWER_ENTRIES = 2_000
+Result = TypeVar("Result")
 
 
 class Endpoint(Protocol):
@@ -59,6 +60,22 @@ async def completions(request: web.Request) -> web.StreamResponse:
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """POST /v1/chat/completions."""
     return await _generate(request, request.app[GATEWAY].chat)
+
+
+async def tokenize(request: web.Request) -> web.Response:
+    """POST /tokenize."""
+    return await _transform(request, request.app[GATEWAY].tokens.tokenize)
+
+
+async def detokenize(request: web.Request) -> web.Response:
+    """POST /detokenize."""
+    return await _transform(request, request.app[GATEWAY].tokens.detokenize)
+
+
+async def _transform(http: web.Request, work: Callable[[bytes], bytes]) -> web.Response:
+    gateway = http.app[GATEWAY]
+    async with gateway.bodies.read(http) as body:
+        return web.Response(body=await _offload(gateway, work, body), content_type="application/json")
 
 
 async def _generate(http: web.Request, endpoint: Endpoint) -> web.StreamResponse:
@@ -88,14 +105,14 @@ async def _take_in(
         if gateway.draining:
             raise shutting_down()
         scope.enter_context(gateway.admission.permit())
-        request = await _parse(gateway, endpoint, body)
+        request = await _offload(gateway, endpoint.parse, body)
         scope.enter_context(gateway.admission.permit(request.sampling.num_seqs - 1))
         return request
 
 
-async def _parse(gateway: Gateway, endpoint: Endpoint, body: bytes) -> GenerationRequest:
+async def _offload(gateway: Gateway, work: Callable[[bytes], Result], body: bytes) -> Result:
     try:
-        return await gateway.offload.run(endpoint.parse, body)
+        return await gateway.offload.run(work, body)
     except OffloadFullError:
         raise ApiError(ErrorKind.BUSY, "Too many prompts wait to be read.", retry_after_s=1) from None
 

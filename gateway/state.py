@@ -24,6 +24,7 @@ from gateway.metrics import Metrics
 from gateway.offload import Offload
 from gateway.openai.chat import ChatEndpoint
 from gateway.openai.completions import CompletionsEndpoint
+from gateway.openai.tokens import TokensEndpoint
 from gateway.openai.validated import ModelContext
 from gateway.request_body import BodyReader
 from gateway.token_stream import TokenStream
@@ -132,6 +133,7 @@ class Gateway:
         )
         self.completions = CompletionsEndpoint(self.model)
         self.chat = ChatEndpoint(self.model, assets.template)
+        self.tokens = TokensEndpoint(self.model, self.chat)
         self.offload = Offload(settings.offload_threads)
         self.bodies = BodyReader(
             settings.max_body_bytes, settings.max_total_body_bytes, settings.body_timeout_s

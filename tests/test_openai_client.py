@@ -224,13 +224,25 @@ async def test_async_completions(server: Server, model: str) -> None:
 # ---- several answers -------------------------------------------------------------------------------
 
 
-def test_several_answers_are_those_of_requests_with_their_seeds(client: OpenAI, model: str) -> None:
+def test_several_answers_differ_and_repeat_with_their_seed(client: OpenAI, model: str) -> None:
     options = {"model": model, "prompt": "A story about a fox:", "temperature": 1.1, "max_tokens": 16}
     several = client.completions.create(**options, n=3, seed=40)  # type: ignore[call-overload]
     assert [choice.index for choice in several.choices] == [0, 1, 2]
     assert len({choice.text for choice in several.choices}) == 3
     assert several.usage.completion_tokens == 48
-    assert several.choices[0].text == client.completions.create(**options, seed=40).choices[0].text  # type: ignore[call-overload]
+
+
+def test_several_answers_are_those_of_requests_with_their_seeds() -> None:
+    options = {"prompt": "A story about a fox:", "temperature": 1.1, "max_tokens": 12}
+    with (
+        running_server("--deterministic", "--device-kv", "64MiB", "--max-model-len", "512") as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        model = client.models.list().data[0].id
+        several = client.completions.create(model=model, **options, n=3, seed=40)  # type: ignore[call-overload]
+        for choice in several.choices:
+            alone = client.completions.create(model=model, **options, seed=40 + choice.index)  # type: ignore[call-overload]
+            assert alone.choices[0].text == choice.text
 
 
 def test_several_chat_answers_streamed(client: OpenAI, model: str) -> None:

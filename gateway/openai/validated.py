@@ -122,7 +122,7 @@ def check_fields(
     wire: GenerationFields, model: ModelContext, max_tokens: int | None, logprobs: int | None
 ) -> CheckedFields:
     """Check everything that both endpoints share. Raises ApiError naming the first bad field."""
-    name = _check_model(wire.model, model)
+    name = check_model(wire.model, model)
     choices = check_choices(wire, model.max_num_seqs)
     if max_tokens is not None and max_tokens < 1:
         raise bad_request("max_tokens", "'max_tokens' must be at least 1.")
@@ -234,7 +234,8 @@ def check_count(value: int | None, high: int, param: str) -> int | None:
     return value
 
 
-def _check_model(name: str | None, model: ModelContext) -> str:
+def check_model(name: str | None, model: ModelContext) -> str:
+    """The name that a request means. Raises ApiError for one that this server does not have."""
     if name is None:
         return model.names[0]
     if name not in model.names:

@@ -90,7 +90,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "chat_template_kwargs": ({},),
     "add_generation_prompt": (True,),
 }
-_WIRE = TypeVar("_WIRE", bound=GenerationFields)
+_WIRE = TypeVar("_WIRE", bound=msgspec.Struct)
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 
@@ -125,7 +125,7 @@ def _wrong_type(message: str) -> ApiError:
     return bad_request(path, f"Wrong value for {where}: {what[:1].lower()}{what[1:]}.")
 
 
-def _refuse_unsupported(wire: GenerationFields) -> None:
+def _refuse_unsupported(wire: msgspec.Struct) -> None:
     for name, neutral in NEUTRAL.items():
         value = getattr(wire, name, None)
         if value is not None and not any(value == ok and type(value) is type(ok) for ok in neutral):

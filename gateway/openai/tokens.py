@@ -1,0 +1,79 @@
+"""/tokenize and /detokenize: what the server makes of a text before it computes anything. vLLM's shapes.
+
+Pure; runs on offload threads. A chat is rendered as ``/v1/chat/completions`` would; special tokens show as
+their names.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from gateway.errors import bad_request
+from gateway.openai.chat import ChatEndpoint, Message
+from gateway.openai.validated import ModelContext, check_model, check_text_length, check_token_ids
+from gateway.openai.wire import decode
+
+
+class TokenizeWire(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeWire(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    model: str | None = None
+    tokens: list[int] | None = None
+
+
+class Tokenized(msgspec.Struct, kw_only=True):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | UnsetType = UNSET
+
+
+class Detokenized(msgspec.Struct, kw_only=True):
+    prompt: str
+
+
+_TOKENIZE = msgspec.json.Decoder(TokenizeWire)
+_DETOKENIZE = msgspec.json.Decoder(DetokenizeWire)
+_ENCODER = msgspec.json.Encoder()
+
+
+class TokensEndpoint:
+    """Both ways for one model."""
+
+    def __init__(self, model: ModelContext, chat: ChatEndpoint) -> None:
+        self._model = model
+        self._chat = chat
+
+    def tokenize(self, body: bytes) -> bytes:
+        """Token ids of a prompt or of a chat, as JSON. Raises ApiError."""
+        wire = decode(_TOKENIZE, body)
+        check_model(wire.model, self._model)
+        if (wire.prompt is None) == (wire.messages is None):
+            raise bad_request("prompt", "Either 'prompt' or 'messages' is needed.")
+        if wire.prompt is None:
+            tokens = self._chat.encode(wire.messages)
+        else:
+            check_text_length(len(wire.prompt), self._model, "prompt")
+            special = wire.add_special_tokens is None or wire.add_special_tokens
+            tokens = self._model.codec.encode(wire.prompt, add_special_tokens=special)
+        answer = Tokenized(count=len(tokens), max_model_len=self._model.window, tokens=tokens)
+        if wire.return_token_strs:
+            answer.token_strs = [self._model.codec.table.label(token)[0] for token in tokens]
+        return _ENCODER.encode(answer)
+
+    def detokenize(self, body: bytes) -> bytes:
+        """The text of some token ids, as JSON. Raises ApiError."""
+        wire = decode(_DETOKENIZE, body)
+        check_model(wire.model, self._model)
+        if wire.tokens is None:
+            raise bad_request("tokens", "'tokens' is missing.")
+        check_token_ids(wire.tokens, self._model, "tokens")
+        raw = b"".join(self._model.codec.table.label(token)[1] for token in wire.tokens)
+        return _ENCODER.encode(Detokenized(prompt=raw.decode("utf-8", errors="replace")))
