@@ -15,7 +15,7 @@ from gateway.answer import AnswerText, Piece
 from gateway.detokenizer import TokenTable
 from gateway.mailbox import Part
 from gateway.openai.answers import Usage, make_usage
-from gateway.openai.validated import GenerationRequest
+from gateway.openai.validated import GenerationRequest, Prompt
 from gateway.token_stream import TokenStream
 
 
@@ -39,13 +39,15 @@ class Progress:
 class _Choice:
     """The text of one sequence, and what it took to generate it."""
 
-    def __init__(self, request: GenerationRequest, table: TokenTable) -> None:
-        self.text = AnswerText(table, request.stops, request.sampling.min_tokens)
+    def __init__(self, request: GenerationRequest, prompt: Prompt, table: TokenTable) -> None:
+        self.text = AnswerText(table, request.stops, prompt.sampling.min_tokens)
         self.num_tokens = 0
+        self.num_cached_tokens = 0
         self.logprob_sum = 0.0
         self.finish_reason: FinishReason | None = None
 
     def push(self, part: Part) -> None:
+        self.num_cached_tokens = max(self.num_cached_tokens, part.num_cached_tokens)
         num_text = len(part.token_ids) - (part.stop_token_id is not None)
         for i, token_id in enumerate(part.token_ids):
             logprobs = part.logprobs[i] if part.logprobs else None
@@ -64,15 +66,15 @@ class Generation:
     def __init__(self, request: GenerationRequest, stream: TokenStream, table: TokenTable) -> None:
         self._request = request
         self._stream = stream
-        self._choices = [_Choice(request, table) for _ in range(request.sampling.n)]
-        self._num_cached = 0
+        self._choices = [
+            _Choice(request, prompt, table) for prompt in request.prompts for _ in range(prompt.sampling.n)
+        ]
 
     async def next(self, timeout_s: float | None = None) -> Progress | None:
         """What came since the last call; None if nothing did in time. Raises StreamFailedError."""
         batch = await self._stream.next_batch(timeout_s)
         if batch is None:
             return None
-        self._num_cached = max(self._num_cached, batch.num_cached_tokens)
         pieces = tuple(self._advance(index, part) for index, part in sorted(batch.parts.items()))
         if any(choice.finish_reason is None for choice in self._choices):
             self._stop(piece.index for piece in pieces if self._choices[piece.index].text.stopped)
@@ -80,14 +82,21 @@ class Generation:
         self._stream.release()
         return Progress(pieces, self._usage())
 
-    def best(self, count: int) -> list[int]:
-        """Indices of the ``count`` choices whose tokens are on average the likeliest, best first."""
+    def shown(self) -> list[int]:
+        """Indices of the choices to show, prompt by prompt.
 
-        def mean(index: int) -> float:
-            choice = self._choices[index]
-            return choice.logprob_sum / max(choice.num_tokens, 1)
+        Of more than are asked for, those whose tokens are on average the likeliest, best first.
+        """
+        wanted, generated = self._request.num_choices, self._request.sampling.n
+        found: list[int] = []
+        for first in range(0, len(self._choices), generated):
+            indices = range(first, first + generated)
+            found += indices if wanted == generated else sorted(indices, key=self._badness)[:wanted]
+        return found
 
-        return sorted(range(len(self._choices)), key=lambda index: -mean(index))[:count]
+    def _badness(self, index: int) -> float:
+        choice = self._choices[index]
+        return -choice.logprob_sum / max(choice.num_tokens, 1)
 
     def _advance(self, index: int, part: Part) -> ChoicePiece:
         choice = self._choices[index]
@@ -103,4 +112,6 @@ class Generation:
 
     def _usage(self) -> Usage:
         num_tokens = sum(choice.num_tokens for choice in self._choices)
-        return make_usage(len(self._request.prompt_token_ids), num_tokens, self._num_cached)
+        firsts = self._choices[:: self._request.sampling.n]  # what a prompt found, all its choices tell
+        num_cached = sum(choice.num_cached_tokens for choice in firsts)
+        return make_usage(self._request.num_prompt_tokens, num_tokens, num_cached)

@@ -106,7 +106,7 @@ async def _take_in(
             raise shutting_down()
         scope.enter_context(gateway.admission.permit())
         request = await _offload(gateway, endpoint.parse, body)
-        scope.enter_context(gateway.admission.permit(request.sampling.num_seqs - 1))
+        scope.enter_context(gateway.admission.permit(request.num_seqs - 1))
         return request
 
 
@@ -141,14 +141,17 @@ class _Answering:
 
     async def run(self) -> web.StreamResponse:
         """Answer. Raises ApiError for a failure that can still become a status."""
-        add = AddRequest(
-            request_id=self._id,
-            prompt_token_ids=self._request.prompt_token_ids,
-            sampling=self._request.sampling,
-            cache_salt=tenant_of(self._http),
-        )
+        requests = [
+            AddRequest(
+                request_id=f"{self._id}.{number}" if number else self._id,
+                prompt_token_ids=prompt.token_ids,
+                sampling=prompt.sampling,
+                cache_salt=tenant_of(self._http),
+            )
+            for number, prompt in enumerate(self._request.prompts)
+        ]
         limits = self._gateway.settings.stream_limits
-        stream = TokenStream(self._gateway.engine, add, limits, self._record.on_tokens)
+        stream = TokenStream(self._gateway.engine, requests, limits, self._record.on_tokens)
         async with self._gateway.streams.open(stream):
             generation = Generation(self._request, stream, self._gateway.model.codec.table)
             if self._request.stream:
@@ -171,10 +174,7 @@ class _Answering:
         except StreamFailedError as error:
             raise self._failed(error) from None
         self._record.outcome = _outcome(reasons.values())
-        best = generation.best(self._request.num_choices)
-        if self._request.num_choices == self._request.sampling.n:
-            best.sort()  # nothing was chosen among them, so they stay in their order
-        choices = [WholeChoice(join(pieces[index]), reasons[index].value) for index in best]
+        choices = [WholeChoice(join(pieces[index]), reasons[index].value) for index in generation.shown()]
         if sum(len(choice.piece.entries) for choice in choices) > _LARGE_ANSWER_ENTRIES:
             body = await self._gateway.offload.run(self._format.whole, choices, usage)
         else:

@@ -70,6 +70,7 @@ class Part:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
+    num_cached_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -77,7 +78,6 @@ class Batch:
     """Everything that came since the last one, by the index of the sequence."""
 
     parts: dict[int, Part] = field(default_factory=dict)
-    num_cached_tokens: int = 0
 
 
 class MailboxState(enum.Enum):
@@ -183,7 +183,7 @@ class Mailbox:
             self._units += sum(len(entry.top) for entry in delta.logprobs)
         part.finish_reason = delta.finish_reason
         part.stop_token_id = delta.stop_token_id
-        self._batch.num_cached_tokens = max(self._batch.num_cached_tokens, delta.num_cached_tokens)
+        part.num_cached_tokens = max(part.num_cached_tokens, delta.num_cached_tokens)
 
 
 def _request_failed(delta: TokenDelta) -> StreamFailure:

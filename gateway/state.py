@@ -128,6 +128,7 @@ class Gateway:
             fingerprint=_fingerprint(info, self.version),
             sampling_defaults=info.sampling_defaults,
             max_num_seqs=settings.max_num_seqs,
+            max_in_flight=settings.max_num_seqs + settings.max_waiting,
             num_blocks=info.num_blocks,
             block_size=info.block_size,
         )
@@ -138,7 +139,7 @@ class Gateway:
         self.bodies = BodyReader(
             settings.max_body_bytes, settings.max_total_body_bytes, settings.body_timeout_s
         )
-        self.admission = Admission(settings.max_num_seqs + settings.max_waiting)
+        self.admission = Admission(self.model.max_in_flight)
         self.metrics = Metrics(engine)
         self.streams = OpenStreams()
         self.draining = False

@@ -1,4 +1,4 @@
-"""One request's way from the engine to its handler.
+"""One answer's way from the engine to its handler.
 
 Runs on the event loop; the engine delivers into a mailbox, one handler takes out of it. The mailbox
 bounds what waits (``gateway.mailbox``); this is its clock: a request that stays paused, or a write that
@@ -8,7 +8,10 @@ stays blocked, for ``pause_timeout_s`` is given up.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+import msgspec
 
 from engine.client import Engine, EngineBusyError, EngineDeadError
 from engine.messages import AddRequest, TokenDelta
@@ -27,78 +30,115 @@ from gateway.mailbox import (
 )
 
 
-class TokenStream:
-    """The stream of one request, entered through ``OpenStreams.open``, which releases it on exit.
+class _Part:
+    """One of the engine's requests in a stream: its sequences have the indices from ``offset`` on.
 
-    Implements DeltaSink. ``on_tokens`` is told of every delivery, with the index of its sequence (metrics).
-    Release aborts unless the engine itself has ended the request, so cancelling the handler is all it takes
-    to free capacity.
+    Implements DeltaSink.
+    """
+
+    def __init__(self, stream: TokenStream, request: AddRequest, offset: int) -> None:
+        self.request = request
+        self.offset = offset
+        self.unfinished = set(range(request.sampling.n))
+        self.in_engine = False
+        self._stream = stream
+
+    def deliver(self, delta: TokenDelta) -> None:
+        if delta.finish_reason is not None:
+            self.unfinished.discard(delta.index)
+        if delta.ends_request:
+            self.in_engine = False
+        is_early = delta.ends_request and bool(self.unfinished)  # which nobody but an error explains
+        self._stream.take(
+            msgspec.structs.replace(delta, index=self.offset + delta.index, ends_request=is_early)
+        )
+
+    def fail(self, error: EngineDeadError) -> None:
+        self.in_engine = False
+        self._stream.end(StreamFailure(FailureKind.ENGINE_DEAD, ENGINE_DEAD_MESSAGE, str(error)))
+
+
+class TokenStream:
+    """The stream of one answer, entered through ``OpenStreams.open``, which releases it on exit.
+
+    It takes the engine one request for each prompt; ``request_id`` is that of the first. ``on_tokens`` is
+    told of every delivery, with the index of its sequence (metrics). Release aborts what the engine itself
+    has not ended, so cancelling the handler is all it takes to free capacity.
     """
 
     def __init__(
         self,
         engine: Engine,
-        request: AddRequest,
+        requests: Sequence[AddRequest],
         limits: StreamLimits,
         on_tokens: Callable[[int, int], None] = lambda index, count: None,
     ) -> None:
-        self.request_id = request.request_id
+        self.request_id = requests[0].request_id
         self._engine = engine
-        self._request = request
         self._limits = limits
         self._on_tokens = on_tokens
-        self._mailbox = Mailbox(limits, request.sampling.n)
+        offsets = accumulate((request.sampling.n for request in requests), initial=0)
+        self._parts = [
+            _Part(self, request, offset) for request, offset in zip(requests, offsets, strict=False)
+        ]
+        self._mailbox = Mailbox(limits, sum(request.sampling.n for request in requests))
         self._news = asyncio.Event()
-        self._in_engine = False
         self._pause_timer: asyncio.TimerHandle | None = None
         self._blocked_on: asyncio.Timeout | None = None
 
     def submit(self) -> None:
         """Start. If the engine cannot take it, that shows as the stream's failure."""
-        self._in_engine = True
-        try:
-            self._engine.submit(self._request, self)
-        except EngineDeadError as error:
-            self.fail(error)
-        except EngineBusyError:
-            self._in_engine = False
-            self.end(ENGINE_BUSY)
+        for part in self._parts:
+            part.in_engine = True
+            try:
+                self._engine.submit(part.request, part)
+            except EngineDeadError as error:
+                part.fail(error)
+                return
+            except EngineBusyError:
+                part.in_engine = False
+                self.end(ENGINE_BUSY)
+                return
 
     def release(self) -> None:
         """Take nothing more from the engine. Idempotent."""
         self._stop_pause_timer()
-        if self._in_engine:
-            self._in_engine = False
-            self._engine.abort(self.request_id)
+        for part in self._parts:
+            self._abort(part)
 
     def release_sequence(self, index: int) -> None:
         """Take nothing more of one sequence, which is not the last unfinished one."""
         self._mailbox.close(index)
-        if self._in_engine:
-            self._engine.abort(self.request_id, index)
+        part = max((part for part in self._parts if part.offset <= index), key=lambda part: part.offset)
+        part.unfinished.discard(index - part.offset)
+        if not part.unfinished:
+            self._abort(part)
+        elif part.in_engine:
+            self._engine.abort(part.request.request_id, index - part.offset)
 
-    # ---- the engine's side (DeltaSink) ----
+    def _abort(self, part: _Part) -> None:
+        if part.in_engine:
+            part.in_engine = False
+            self._engine.abort(part.request.request_id)
 
-    def deliver(self, delta: TokenDelta) -> None:
+    # ---- the engine's side ----
+
+    def take(self, delta: TokenDelta) -> None:
+        """What came for one of the sequences."""
         if delta.token_ids:
             self._on_tokens(delta.index, len(delta.token_ids))
         signal = self._mailbox.put(delta)
-        if delta.ends_request:
-            self._in_engine = False
-            self._stop_pause_timer()
-        elif not self._mailbox.is_open:  # the engine waits for sequences that nobody wants any more
+        if not self._mailbox.is_open:  # the engine may still be at sequences that nobody wants any more
             self.release()
         if signal is Signal.PAUSE:
-            self._engine.pause(self.request_id)
+            for part in self._parts:
+                if part.in_engine:
+                    self._engine.pause(part.request.request_id)
             loop = asyncio.get_running_loop()
             self._pause_timer = loop.call_later(self._limits.pause_timeout_s, self.end, TOO_SLOW)
         elif signal is Signal.OVERFLOW:
             self.end(TOO_SLOW)
         self._news.set()
-
-    def fail(self, error: EngineDeadError) -> None:
-        self._in_engine = False
-        self.end(StreamFailure(FailureKind.ENGINE_DEAD, ENGINE_DEAD_MESSAGE, str(error)))
 
     # ---- the gateway's side ----
 
@@ -126,7 +166,9 @@ class TokenStream:
             self._news.clear()
         if taken.signal is Signal.RESUME:
             self._stop_pause_timer()
-            self._engine.resume(self.request_id)
+            for part in self._parts:
+                if part.in_engine:
+                    self._engine.resume(part.request.request_id)
         return taken.batch
 
     async def wait_unless_ended(self, write: asyncio.Task[None]) -> None:

@@ -285,3 +285,17 @@ def test_beam_search_over_http(client: OpenAI, model: str) -> None:
         for choice in chunk.choices:
             streamed[choice.index] += choice.text
     assert [streamed[index] for index in range(3)] == [choice.text for choice in whole.choices]
+
+
+def test_several_prompts_at_once(client: OpenAI, model: str) -> None:
+    prompts = ["The capital of France is", "Two plus two is", "The sky is"]
+    options = {"model": model, "temperature": 0, "max_tokens": 6}
+    together = client.completions.create(**options, prompt=prompts)  # type: ignore[call-overload]
+    assert [choice.index for choice in together.choices] == [0, 1, 2]
+    assert "Paris" in together.choices[0].text
+    assert together.usage.completion_tokens == 18
+    streamed = {0: "", 1: "", 2: ""}
+    for chunk in client.completions.create(**options, prompt=prompts, stream=True):  # type: ignore[call-overload]
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.text
+    assert all(streamed.values())

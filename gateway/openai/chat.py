@@ -153,7 +153,7 @@ class ChatEndpoint:
             raise bad_request("max_completion_tokens", "'max_completion_tokens' must be at least 1.")
         max_tokens = wire.max_tokens if max_tokens is None else max_tokens
         checked = check_fields(wire, self._model, max_tokens, _num_logprobs(wire))
-        return complete(checked, self.encode(wire.messages), self._model, "messages")
+        return complete(checked, [self.encode(wire.messages)], self._model, "messages")
 
     def encode(self, messages: list[Message] | None) -> list[int]:
         """Token ids of a chat as the model is to see it. Raises ApiError."""

@@ -1,8 +1,8 @@
 """/v1/completions: its wire struct, its validation and its answers.
 
-Pure; ``CompletionsEndpoint.parse`` runs on offload threads. A prompt is a string or a list of token
-ids; a list with exactly one of either is the same. In ``logprobs``, ``tokens`` joined give the text
-of the answer, and ``text_offset`` counts characters of that text.
+Pure; ``CompletionsEndpoint.parse`` runs on offload threads. A prompt is a string or a list of token ids; a
+list of either is as many prompts, whose answers follow each other in ``choices``. In ``logprobs``, ``tokens``
+joined give the text of the answer, and ``text_offset`` counts characters of that text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 
 from gateway.answer import Piece, TokenEntry
 from gateway.detokenizer import TokenTable
-from gateway.errors import bad_request, unsupported
+from gateway.errors import bad_request
 from gateway.openai.answers import AnswerFormat, Identity, Usage, WholeChoice, finite
 from gateway.openai.validated import (
     MAX_LOGPROBS,
@@ -66,6 +66,7 @@ class Completion(msgspec.Struct, kw_only=True):
 
 _DECODER = msgspec.json.Decoder(CompletionWire)
 _ENCODER = msgspec.json.Encoder()
+MAX_PROMPTS = 256
 DEFAULT_MAX_TOKENS = 16  # OpenAI's; chat has no such default
 
 
@@ -78,12 +79,13 @@ class CompletionsEndpoint:
         self._model = model
 
     def parse(self, body: bytes) -> GenerationRequest:
-        """Check a body and tokenize its prompt. Raises ApiError."""
+        """Check a body and tokenize its prompts. Raises ApiError."""
         wire = decode(_DECODER, body)
-        prompt = _single_prompt(wire.prompt)
+        prompts = _prompts(wire.prompt)
         logprobs = check_count(wire.logprobs, MAX_LOGPROBS, "logprobs")
         checked = check_fields(wire, self._model, wire.max_tokens, logprobs)
-        return complete(checked, self._token_ids(prompt), self._model, "prompt", DEFAULT_MAX_TOKENS)
+        token_ids = [self._token_ids(prompt) for prompt in prompts]
+        return complete(checked, token_ids, self._model, "prompt", DEFAULT_MAX_TOKENS)
 
     def answer(self, request: GenerationRequest, identity: Identity) -> AnswerFormat:
         return CompletionFormat(request, identity, self._model.codec.table)
@@ -96,23 +98,23 @@ class CompletionsEndpoint:
         return self._model.codec.encode(prompt, add_special_tokens=True)
 
 
-def _single_prompt(prompt: str | list[int | str | list[int]] | None) -> str | list[int]:
-    """The one prompt of a request. Raises ApiError for none, for several and for mixed lists."""
+def _prompts(prompt: str | list[int | str | list[int]] | None) -> list[str | list[int]]:
+    """The prompts of a request: texts, or lists of token ids. Raises ApiError for none and for mixed
+    lists.
+    """
     if not prompt:
         raise bad_request("prompt", "'prompt' is missing or empty.")
     if isinstance(prompt, str):
-        return prompt
-    if len({isinstance(item, int) for item in prompt}) > 1:
-        raise bad_request("prompt", "'prompt' must not mix token ids with anything else.")
-    first = prompt[0]
-    if isinstance(first, int):
-        token_ids = [item for item in prompt if isinstance(item, int)]
-        if len(token_ids) != len(prompt):
-            raise bad_request("prompt", "'prompt' must not mix token ids with anything else.")
-        return token_ids
-    if len(prompt) > 1:
-        raise unsupported("prompt", "Several prompts in one request are not supported by this server yet.")
-    return _single_prompt(first if isinstance(first, str) else list(first))
+        return [prompt]
+    token_ids = [item for item in prompt if isinstance(item, int)]
+    several = [item for item in prompt if not isinstance(item, int)]
+    if (token_ids and several) or len({type(item) for item in several}) > 1:
+        raise bad_request("prompt", "'prompt' must be of one kind: a text, token ids, or a list of either.")
+    if token_ids:
+        return [token_ids]
+    if len(several) > MAX_PROMPTS:
+        raise bad_request("prompt", f"'prompt' must not have more than {MAX_PROMPTS} prompts.")
+    return several
 
 
 class CompletionFormat:

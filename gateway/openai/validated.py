@@ -34,7 +34,7 @@ class ModelContext:
     """What validation must know of the model. ``window`` is prompt and answer together, in tokens.
 
     The device pool has ``num_blocks`` blocks of ``block_size`` tokens for the ``max_num_seqs`` sequences that
-    run at once.
+    run at once; ``max_in_flight`` of them may be in the house.
     """
 
     names: tuple[str, ...]
@@ -44,6 +44,7 @@ class ModelContext:
     fingerprint: str
     sampling_defaults: SamplingDefaults
     max_num_seqs: int
+    max_in_flight: int
     num_blocks: int
     block_size: int
 
@@ -62,21 +63,43 @@ class ModelContext:
 
 
 @dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt, and how to go on from it. Those of a request differ in ``sampling.max_tokens`` only."""
+
+    token_ids: tuple[int, ...]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A request that passed every check. ``clamped_from`` is the max_tokens that did not fit.
 
-    Of the sequences that ``sampling`` asks for, ``num_choices`` are shown, with ``logprobs`` alternatives.
+    Of the sequences that each prompt's ``sampling`` asks for, ``num_choices`` are shown, with ``logprobs``
+    alternatives.
     """
 
     model: str
-    prompt_token_ids: tuple[int, ...]
-    sampling: SamplingParams
+    prompts: tuple[Prompt, ...]
     stops: tuple[str, ...]
     stream: bool
     include_usage: bool
     num_choices: int = 1
     logprobs: int | None = None
     clamped_from: int | None = None
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """What all prompts have in common; ``max_tokens`` is that of the one with the least room."""
+        return min((prompt.sampling for prompt in self.prompts), key=lambda sampling: sampling.max_tokens)
+
+    @property
+    def num_seqs(self) -> int:
+        """Sequences that run at once for all prompts."""
+        return sum(prompt.sampling.num_seqs for prompt in self.prompts)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(prompt.token_ids) for prompt in self.prompts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,39 +171,53 @@ def _generated_logprobs(choices: Choices, shown: int | None) -> int | None:
 
 def complete(
     checked: CheckedFields,
-    token_ids: Sequence[int],
+    prompts: Sequence[Sequence[int]],
     model: ModelContext,
     param: str,
     default_max_tokens: int | None = None,
 ) -> GenerationRequest:
-    """Join the checked fields with the prompt's tokens; ``param`` is the field the prompt came from.
+    """Join the checked fields with the prompts' tokens; ``param`` is the field these came from.
 
     A request that names no ``max_tokens`` gets ``default_max_tokens``, or what the window leaves.
     """
-    if not token_ids:
-        raise bad_request(param, f"'{param}' is empty; there is nothing to continue.")
-    room = _room(checked.sampling, len(token_ids), model, param)
+    num_seqs = len(prompts) * checked.sampling.num_seqs
+    if num_seqs > model.max_in_flight:
+        raise bad_request(
+            param,
+            f"The request is for {num_seqs} answers at once; this server takes {model.max_in_flight} at most"
+            " (--max-num-seqs plus --max-waiting).",
+        )
+    rooms = [_room(checked.sampling, len(token_ids), model, param) for token_ids in prompts]
     wanted = checked.requested_max_tokens
-    sampling = checked.sampling
-    default = room if default_max_tokens is None else max(default_max_tokens, sampling.min_tokens)
-    max_tokens = min(default if wanted is None else wanted, room)
     return GenerationRequest(
         model=checked.model,
-        prompt_token_ids=tuple(token_ids),
-        sampling=msgspec.structs.replace(
-            sampling, max_tokens=max_tokens, min_tokens=min(sampling.min_tokens, max_tokens)
+        prompts=tuple(
+            Prompt(tuple(token_ids), _sampling_for(checked, room, default_max_tokens))
+            for token_ids, room in zip(prompts, rooms, strict=True)
         ),
         stops=checked.stops,
         stream=checked.stream,
         include_usage=checked.include_usage,
         num_choices=checked.num_choices,
         logprobs=checked.logprobs,
-        clamped_from=wanted if wanted is not None and wanted > room else None,
+        clamped_from=wanted if wanted is not None and wanted > min(rooms) else None,
+    )
+
+
+def _sampling_for(checked: CheckedFields, room: int, default_max_tokens: int | None) -> SamplingParams:
+    """Of a prompt that leaves room for so many tokens."""
+    sampling, wanted = checked.sampling, checked.requested_max_tokens
+    default = room if default_max_tokens is None else max(default_max_tokens, sampling.min_tokens)
+    max_tokens = min(default if wanted is None else wanted, room)
+    return msgspec.structs.replace(
+        sampling, max_tokens=max_tokens, min_tokens=min(sampling.min_tokens, max_tokens)
     )
 
 
 def _room(sampling: SamplingParams, num_prompt_tokens: int, model: ModelContext, param: str) -> int:
     """How long each answer may be. Raises ApiError if that is nothing, or more than can be told at once."""
+    if not num_prompt_tokens:
+        raise bad_request(param, f"'{param}' is empty; there is nothing to continue.")
     if num_prompt_tokens >= model.window:
         raise ApiError(
             ErrorKind.CONTEXT_LENGTH,

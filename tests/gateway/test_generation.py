@@ -13,7 +13,7 @@ from gateway.detokenizer import build_token_table
 from gateway.generation import Generation
 from gateway.mailbox import StreamLimits
 from gateway.openai.answers import Usage, join
-from gateway.openai.validated import GenerationRequest
+from gateway.openai.validated import GenerationRequest, Prompt
 from gateway.token_stream import TokenStream
 from tests.gateway.house import IM_END, engine_info, text_ids
 from tests.support.scripted_engine import Script, ScriptedEngine
@@ -41,9 +41,9 @@ async def generate_several(
 ) -> tuple[list[str], list[FinishReason], Usage]:
     engine.scripts = lambda request: script
     sampling = SamplingParams(max_tokens=max_tokens, seed=0, n=n)
-    request = GenerationRequest("tiny", (1, 2, 3), sampling, stops, False, False, n)
+    request = GenerationRequest("tiny", (Prompt((1, 2, 3), sampling),), stops, False, False, n)
     add = AddRequest(request_id="r", prompt_token_ids=(1, 2, 3), sampling=sampling)
-    stream = TokenStream(engine, add, StreamLimits())
+    stream = TokenStream(engine, [add], StreamLimits())
     stream.submit()
     generation = Generation(request, stream, TABLE)
     pieces: dict[int, list[Piece]] = {index: [] for index in range(n)}

@@ -32,10 +32,9 @@ def test_deltas_are_merged_in_order() -> None:
     box = Mailbox(LIMITS)
     box.put(delta(1, 2))
     box.put(TokenDelta("r", (3,), finish_reason=FinishReason.STOP, stop_token_id=3, num_cached_tokens=7))
-    batch = box.take().batch
-    (part,) = batch.parts.values()
+    (part,) = box.take().batch.parts.values()
     assert part.token_ids == [1, 2, 3]
-    assert (part.finish_reason, part.stop_token_id, batch.num_cached_tokens) == (FinishReason.STOP, 3, 7)
+    assert (part.finish_reason, part.stop_token_id, part.num_cached_tokens) == (FinishReason.STOP, 3, 7)
     assert box.state is MailboxState.TAKEN
 
 

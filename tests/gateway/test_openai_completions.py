@@ -23,7 +23,8 @@ async def test_forms_of_one_prompt(make_house: Make, prompt: Any) -> None:
 
 @pytest.mark.parametrize(
     "prompt", ["", [], [""], [[]], None, [999_999], [[300]], [-1], [10**30], [1, "a"], ["a", 1], {}, 5, True,
-               [True], [1.5], [[1], [2]], ["a", "b"], [["a"]], "x" * 5000, "x" * 256, [1] * 256]
+               [True], [1.5], [[1], "a"], [[1], []], ["a", ""], ["a"] * 257, [["a"]],
+               "x" * 5000, "x" * 256, [1] * 256]
 )  # fmt: skip
 async def test_a_bad_prompt_costs_one_400(make_house: Make, prompt: Any) -> None:
     house: House = await make_house()

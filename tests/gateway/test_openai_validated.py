@@ -35,6 +35,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelContext:
         fingerprint="fp_x",
         sampling_defaults=SamplingDefaults(temperature=0.5, top_p=0.9, top_k=40),
         max_num_seqs=8,
+        max_in_flight=20,
         num_blocks=10,
         block_size=16,
     )
@@ -136,27 +137,27 @@ def test_min_tokens_above_max_tokens(model: ModelContext) -> None:
 def test_max_tokens_is_clamped_to_the_room(
     model: ModelContext, asked: int | None, given: int, clamped: int | None
 ) -> None:
-    request = complete(check(model, max_tokens=asked), [1] * 10, model, "prompt")
+    request = complete(check(model, max_tokens=asked), [[1] * 10], model, "prompt")
     assert request.sampling.max_tokens == given
     assert request.clamped_from == clamped
 
 
 def test_min_tokens_follows_the_clamp(model: ModelContext) -> None:
-    request = complete(check(model, min_tokens=80), [1] * 50, model, "prompt")
+    request = complete(check(model, min_tokens=80), [[1] * 50], model, "prompt")
     assert (request.sampling.min_tokens, request.sampling.max_tokens) == (50, 50)
 
 
 @pytest.mark.parametrize("length", [100, 101, 5000])
 def test_a_prompt_that_leaves_no_room_states_both_lengths(model: ModelContext, length: int) -> None:
     with pytest.raises(ApiError) as caught:
-        complete(check(model, max_tokens=10), [1] * length, model, "prompt")
+        complete(check(model, max_tokens=10), [[1] * length], model, "prompt")
     assert caught.value.kind is ErrorKind.CONTEXT_LENGTH
     assert str(length) in caught.value.message
     assert "100" in caught.value.message
 
 
 def test_the_longest_prompt_that_fits(model: ModelContext) -> None:
-    assert complete(check(model), [1] * 99, model, "prompt").sampling.max_tokens == 1
+    assert complete(check(model), [[1] * 99], model, "prompt").sampling.max_tokens == 1
 
 
 def test_a_text_past_any_tokenization_is_refused_unread(model: ModelContext) -> None:

@@ -24,7 +24,7 @@ async def engine(tokenizer_dir: str) -> AsyncIterator[ScriptedEngine]:
 def stream_of(engine: ScriptedEngine, request_id: str) -> TokenStream:
     sampling = SamplingParams(max_tokens=10**6, seed=0)
     add = AddRequest(request_id=request_id, prompt_token_ids=(1,), sampling=sampling)
-    return TokenStream(engine, add, StreamLimits())
+    return TokenStream(engine, [add], StreamLimits())
 
 
 async def test_leaving_the_scope_frees_the_engine(engine: ScriptedEngine) -> None:

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from engine.client import EngineDeadError
 from engine.messages import AddRequest, SamplingParams
 from gateway.mailbox import (
     TOO_SLOW,
@@ -33,7 +32,7 @@ def stream_of(engine: ScriptedEngine, limits: StreamLimits = LIMITS, max_tokens:
     request = AddRequest(
         request_id="r", prompt_token_ids=(1,), sampling=SamplingParams(max_tokens=max_tokens, seed=0)
     )
-    return TokenStream(engine, request, limits)
+    return TokenStream(engine, [request], limits)
 
 
 async def test_release_aborts_what_runs_and_only_once(engine: ScriptedEngine) -> None:
@@ -129,7 +128,7 @@ async def blocked_write(stream: TokenStream) -> StreamFailedError:
 async def test_a_write_is_broken_off_when_the_stream_ends(engine: ScriptedEngine) -> None:
     stream = stream_of(engine)
     stream.submit()
-    asyncio.get_running_loop().call_later(0.01, stream.fail, EngineDeadError("gone"))
+    asyncio.get_running_loop().call_later(0.01, engine.die, "gone")
     assert (await blocked_write(stream)).failure.kind is FailureKind.ENGINE_DEAD
 
 
