@@ -46,12 +46,17 @@ class _OpenToken:
 
 
 class AnswerText:
-    """Takes token ids, gives pieces. ``stopped`` tells that a stop string was found."""
+    """Takes token ids, gives pieces. ``stopped`` tells that a stop string was found.
 
-    def __init__(self, table: TokenTable, stops: Sequence[str] = (), min_tokens: int = 0) -> None:
+    It is no part of the text unless ``keeps_stop``.
+    """
+
+    def __init__(
+        self, table: TokenTable, stops: Sequence[str] = (), min_tokens: int = 0, *, keeps_stop: bool = False
+    ) -> None:
         self._detokenizer = Detokenizer(table)
         self._table = table
-        self._matcher = StopMatcher(stops) if stops else None
+        self._matcher = StopMatcher(stops, keeps_match=keeps_stop) if stops else None
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self._ready: list[str] = []

@@ -40,7 +40,10 @@ class _Choice:
     """The text of one sequence, and what it took to generate it."""
 
     def __init__(self, request: GenerationRequest, prompt: Prompt, table: TokenTable) -> None:
-        self.text = AnswerText(table, request.stops, prompt.sampling.min_tokens)
+        self.text = AnswerText(
+            table, request.stops, prompt.sampling.min_tokens, keeps_stop=request.keeps_stop
+        )
+        self._keeps_stop = request.keeps_stop
         self.num_tokens = 0
         self.num_cached_tokens = 0
         self.logprob_sum = 0.0
@@ -48,7 +51,9 @@ class _Choice:
 
     def push(self, part: Part) -> None:
         self.num_cached_tokens = max(self.num_cached_tokens, part.num_cached_tokens)
-        num_text = len(part.token_ids) - (part.stop_token_id is not None)
+        num_text = len(part.token_ids)
+        if part.stop_token_id is not None and not self._keeps_stop:
+            num_text -= 1
         for i, token_id in enumerate(part.token_ids):
             logprobs = part.logprobs[i] if part.logprobs else None
             self.num_tokens += 1

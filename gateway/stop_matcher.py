@@ -46,10 +46,14 @@ def _failure_table(pattern: str) -> list[int]:
 
 
 class StopMatcher:
-    """Cuts a text before the first stop string. Feed it with ``push``, end it with ``flush``."""
+    """Cuts a text before the first stop string, or behind it with ``keeps_match``.
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    Feed it with ``push``, end it with ``flush``.
+    """
+
+    def __init__(self, stops: Sequence[str], *, keeps_match: bool = False) -> None:
         assert all(stops), "an empty stop string would match everywhere"
+        self._keeps_match = keeps_match
         self._automata = [_Automaton(stop) for stop in stops]
         self._held = ""
         self.matched: str | None = None
@@ -64,7 +68,7 @@ class StopMatcher:
             if complete:
                 self.matched = max(complete, key=len)
                 self._held = ""
-                return seen[: i + 1 - len(self.matched)]
+                return seen[: i + 1 if self._keeps_match else i + 1 - len(self.matched)]
         keep = max((a.matched for a in self._automata), default=0)
         self._held = seen[len(seen) - keep :]
         return seen[: len(seen) - keep]

@@ -75,7 +75,7 @@ class GenerationRequest:
     """A request that passed every check. ``clamped_from`` is the max_tokens that did not fit.
 
     Of the sequences that each prompt's ``sampling`` asks for, ``num_choices`` are shown, with ``logprobs``
-    alternatives.
+    alternatives. ``keeps_stop``: what ended a text is part of it.
     """
 
     model: str
@@ -85,6 +85,7 @@ class GenerationRequest:
     include_usage: bool
     num_choices: int = 1
     logprobs: int | None = None
+    keeps_stop: bool = False
     clamped_from: int | None = None
 
     @property
@@ -114,6 +115,7 @@ class CheckedFields:
     include_usage: bool
     num_choices: int
     logprobs: int | None
+    keeps_stop: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,7 @@ def check_fields(
         include_usage=bool(options and options.include_usage),
         num_choices=choices.num_shown,
         logprobs=logprobs,
+        keeps_stop=bool(wire.include_stop_str_in_output),
     )
 
 
@@ -200,6 +203,7 @@ def complete(
         include_usage=checked.include_usage,
         num_choices=checked.num_choices,
         logprobs=checked.logprobs,
+        keeps_stop=checked.keeps_stop,
         clamped_from=wanted if wanted is not None and wanted > min(rooms) else None,
     )
 

@@ -40,6 +40,7 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     min_tokens: int | None = None
+    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     n: int | None = None
     best_of: int | None = None
@@ -58,7 +59,6 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     service_tier: Any = None
     response_format: Any = None
     skip_special_tokens: Any = None
-    include_stop_str_in_output: Any = None
     prompt_logprobs: Any = None
     priority: Any = None
 
@@ -69,7 +69,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
     "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
     "prompt_logprobs": (),
     "priority": (0,),
     # completions

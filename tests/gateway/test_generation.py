@@ -37,11 +37,18 @@ async def generate(
 
 
 async def generate_several(
-    engine: ScriptedEngine, script: Script, stops: tuple[str, ...], max_tokens: int = 100, n: int = 1
+    engine: ScriptedEngine,
+    script: Script,
+    stops: tuple[str, ...],
+    max_tokens: int = 100,
+    n: int = 1,
+    keeps_stop: bool = False,
 ) -> tuple[list[str], list[FinishReason], Usage]:
     engine.scripts = lambda request: script
     sampling = SamplingParams(max_tokens=max_tokens, seed=0, n=n)
-    request = GenerationRequest("tiny", (Prompt((1, 2, 3), sampling),), stops, False, False, n)
+    request = GenerationRequest(
+        "tiny", (Prompt((1, 2, 3), sampling),), stops, False, False, n, keeps_stop=keeps_stop
+    )
     add = AddRequest(request_id="r", prompt_token_ids=(1, 2, 3), sampling=sampling)
     stream = TokenStream(engine, [add], StreamLimits())
     stream.submit()
@@ -124,3 +131,18 @@ async def test_the_last_choice_to_be_stopped_ends_the_request(engine: ScriptedEn
     assert texts == ["a", "abc"]
     assert engine.record.aborted == ["r"]
     assert not engine.request_ids
+
+
+@pytest.mark.parametrize("per_step", [1, 2, 50])
+async def test_a_stop_string_is_kept_on_request(engine: ScriptedEngine, per_step: int) -> None:
+    script = Script(token_ids=text_ids("one END two"), per_step=per_step, endless=True)
+    (text,), (reason,), usage = await generate_several(engine, script, ("END", "wo"), keeps_stop=True)
+    assert (text, reason) == ("one END", FinishReason.STOP)
+    assert usage.completion_tokens == len("one END")
+
+
+async def test_a_stop_token_is_kept_on_request_if_it_is_text(engine: ScriptedEngine) -> None:
+    for stop, shown in ((text_ids("c")[0], "abc"), (IM_END, "ab")):
+        script = Script(token_ids=text_ids("ab"), stop_token_id=stop)
+        (text,), _, usage = await generate_several(engine, script, (), keeps_stop=True)
+        assert (text, usage.completion_tokens) == (shown, 3)

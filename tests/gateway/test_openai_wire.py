@@ -86,7 +86,7 @@ def test_a_long_unknown_name_is_clipped() -> None:
         ("modalities", ["audio"]), ("reasoning_effort", "low"), ("audio", {}), ("prediction", {}),
         ("store", True), ("service_tier", "flex"), ("chat_template", "x"), ("store", 0),
         ("web_search_options", {}), ("verbosity", "low"), ("priority", 3), ("prompt_logprobs", 1),
-        ("include_stop_str_in_output", True), ("skip_special_tokens", False),
+        ("skip_special_tokens", False),
     ],
 )  # fmt: skip
 def test_what_is_not_supported_is_refused_by_name(name: str, value: Any) -> None:

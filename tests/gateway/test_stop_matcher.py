@@ -82,3 +82,12 @@ def test_the_cost_does_not_depend_on_the_length_of_the_stop_string() -> None:
     matcher = StopMatcher([stop] * 4)
     shown = sum(len(matcher.push("a" * 10)) for _ in range(2000))
     assert shown == 20_000 - 1000
+
+
+@given(st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=3))
+def test_with_the_match_kept_the_text_ends_behind_it(text: str, stops: list[str]) -> None:
+    without, within = StopMatcher(stops), StopMatcher(stops, keeps_match=True)
+    cut = "".join(map(without.push, text)) + without.flush()
+    kept = "".join(map(within.push, text)) + within.flush()
+    assert within.matched == without.matched
+    assert kept == cut + (without.matched or "")
