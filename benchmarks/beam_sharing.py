@@ -65,9 +65,7 @@ def simulated_saving(width: int, prompt: int, output: int) -> float:
         in_flight=PROMPTS,
         block_size=BLOCK_SIZE,
     )
-    return statistics.fmean(
-        1 - use.physical_blocks / use.logical_blocks for use in simulation.run(1) if use.logical_blocks
-    )
+    return statistics.fmean(use.saving for use in simulation.run(1) if use.logical_blocks)
 
 
 def main() -> None:

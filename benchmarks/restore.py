@@ -84,9 +84,9 @@ class Rounds:
         return prompt
 
     def _pair(self, server: Server, prompt: str, row: str, tier: str) -> None:
-        """The same conversation from below, and then from the device: the machine's speed is not the same
+        """The same conversation from below, and then from the device.
 
-        from minute to minute, so only these two are compared.
+        The machine's speed changes from minute to minute, so only these two are compared.
         """
         from_below = self._returns(server, prompt, row, tier)
         from_device = self._returns(server, prompt, "device", "device")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence as Several
+from collections import Counter, abc
 from dataclasses import dataclass, field
 
 from engine.request import SequenceGroup
@@ -53,10 +52,11 @@ def count_admission(
 
 
 def count_restore(
-    totals: SchedulerTotals, group: SequenceGroup, restores: Several[Restore | None], now: float
+    totals: SchedulerTotals, group: SequenceGroup, restores: abc.Sequence[Restore | None], now: float
 ) -> None:
-    """A request's loads are over, those that were called off included; one entry a sequence. ``now``:
-    seconds.
+    """A request's loads are over, those that were called off included.
+
+    ``restores`` has an entry for each sequence; ``now`` is in seconds.
     """
     first = next((restore for restore in restores if restore is not None), None)
     if first is not None and first.predicted_s is not None and not first.overlaps:

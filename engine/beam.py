@@ -55,9 +55,7 @@ class BeamSearch:
 
     @property
     def num_candidates(self) -> int:
-        """Of each beam a step must know so many likeliest next tokens, and as many that do not end the
-        text.
-        """
+        """A step must know so many likeliest tokens of each beam, and as many that do not end the text."""
         return self._params.width
 
     def advance(self, rows: Sequence[Sequence[SampledToken]]) -> tuple[Survivor, ...]:
@@ -106,9 +104,7 @@ class BeamSearch:
         return self._is_full and self._params.early_stopping is True
 
     def _may_improve(self, best_score: float) -> bool:
-        """Whether the best beam may, by a guess at its final length, still beat the worst finished
-        sequence.
-        """
+        """Whether the best beam, by a guess at its final length, may yet beat the worst finished one."""
         if not self._is_full:
             return True
         patient = self._params.early_stopping == "never" and self._params.length_penalty > 0

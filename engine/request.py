@@ -114,7 +114,7 @@ class SequenceGroup:
         arrival_index: int,
         namer: BlockNamer,
         max_len: int,
-        stop_token_ids: tuple[int, ...] = (),
+        stop_token_ids: tuple[int, ...],
     ) -> None:
         self.request_id = message.request_id
         self.sampling: SamplingParams = message.sampling

@@ -17,6 +17,7 @@ from engine.request import RequestEvent, SequenceGroup
 from engine.schedule import Sample, SampledToken, SchedulerOutput, StepOutput
 from engine.sequence import Sequence
 from tiering.block_manager import BlockManager
+from tiering.types import BlockHash
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,11 @@ class Results:
         group = self._group(sequence_id)
         sequence = next(s for s in group.sequences if s.sequence_id == sequence_id)
         sequence.num_computed_tokens = num_computed_tokens
-        names = sequence.name_blocks(num_computed_tokens) if self.blocks.prefix_caching else ()
+        names = self._names(sequence, num_computed_tokens)
         self.blocks.publish(sequence_id, names, num_computed_tokens // self.blocks.block_size)
+
+    def _names(self, sequence: Sequence, num_tokens: int) -> abc.Sequence[BlockHash]:
+        return sequence.name_blocks(num_tokens) if self.blocks.prefix_caching else ()
 
     def _accept(
         self, group: SequenceGroup, samples: abc.Sequence[Sample], now: float
@@ -178,10 +182,7 @@ class Results:
     def _fail(self, group: SequenceGroup) -> TokenDelta:
         """End a request whose logits are not finite. Its K/V may be to blame, so nobody may share it."""
         for sequence in group.sequences:
-            is_named = self.blocks.prefix_caching
-            self.blocks.discard(
-                sequence.sequence_id, sequence.name_blocks(sequence.num_tokens) if is_named else ()
-            )
+            self.blocks.discard(sequence.sequence_id, self._names(sequence, sequence.num_tokens))
         self._forget(group)
         return _error(group, "The model produced logits that are not finite for this request.")
 

@@ -28,8 +28,9 @@ MAX_PREEMPTIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Moves groups between the queues as they get and lose blocks. ``watermark``: blocks kept for those that
-    run.
+    """Moves groups between the queues as they get and lose blocks.
+
+    ``watermark``: blocks kept for those that run.
     """
 
     blocks: BlockManager
@@ -44,32 +45,27 @@ class Room:
 
         False: it sits out the step, as blocks are on their way out, or it gave way itself.
         """
-        while not self._try_grow(group):
-            if self.blocks.num_leaving():
+        insists = has_whole_length(group)
+
+        def last_behind() -> SequenceGroup:
+            return self.queues.victim_for(group, lambda other: insists or not has_whole_length(other))
+
+        return self._make_room(group, last_behind)
+
+    def make_free_room(self, group: SequenceGroup) -> bool:
+        """The same for a group that was admitted in this step: at nobody's cost but slow readers'."""
+        return self._make_room(group, self.queues.last_paused)
+
+    def _make_room(self, group: SequenceGroup, next_victim: abc.Callable[[], SequenceGroup | None]) -> bool:
+        wanted = [(sequence.sequence_id, sequence.num_tokens) for sequence in group.sequences]
+        while not self.blocks.try_grow(wanted):
+            victim = None if self.blocks.num_leaving() else next_victim()
+            if victim is None:
                 return False
-            victim = self.queues.victim_for(group, self._may_be_preempted_for(group))
             self.preempt(victim)
             if victim is group:
                 return False
         return True
-
-    def _may_be_preempted_for(self, group: SequenceGroup) -> abc.Callable[[SequenceGroup], bool]:
-        insists = has_whole_length(group)
-        return lambda other: insists or not has_whole_length(other)
-
-    def make_free_room(self, group: SequenceGroup) -> bool:
-        """The same for a group that was admitted in this step: at nobody's cost but slow readers'."""
-        while not self._try_grow(group):
-            slow_reader = self.queues.last_paused()
-            if slow_reader is None or self.blocks.num_leaving():
-                return False
-            self.preempt(slow_reader)
-        return True
-
-    def _try_grow(self, group: SequenceGroup) -> bool:
-        return self.blocks.try_grow(
-            [(sequence.sequence_id, sequence.num_tokens) for sequence in group.sequences]
-        )
 
     def bear_branches(self, group: SequenceGroup) -> None:
         """Let those begin whose parents have computed what they share."""

@@ -50,9 +50,7 @@ class ScheduledChunk:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step's work: decodes first, then prefills. ``copies`` within the device pool come before all of
-    it.
-    """
+    """One step's work: ``copies`` within the device pool, then chunks, decodes before prefills."""
 
     chunks: tuple[ScheduledChunk, ...]
     copies: tuple[BlockCopy, ...] = ()

@@ -7,7 +7,6 @@ completed it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.messages import FinishReason
@@ -82,7 +81,9 @@ class Generation:
             return None
         pieces = tuple(self._advance(index, part) for index, part in sorted(batch.parts.items()))
         if any(choice.finish_reason is None for choice in self._choices):
-            self._stop(piece.index for piece in pieces if self._choices[piece.index].text.stopped)
+            for piece in pieces:
+                if self._choices[piece.index].text.stopped:
+                    self._stream.release_sequence(piece.index)
             return Progress(pieces)
         self._stream.release()
         return Progress(pieces, self._usage())
@@ -110,10 +111,6 @@ class Generation:
         return ChoicePiece(
             index, choice.text.finish() if is_over else choice.text.take(), choice.finish_reason
         )
-
-    def _stop(self, indices: Iterable[int]) -> None:
-        for index in indices:
-            self._stream.release_sequence(index)
 
     def _usage(self) -> Usage:
         num_tokens = sum(choice.num_tokens for choice in self._choices)

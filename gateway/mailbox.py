@@ -62,9 +62,7 @@ class StreamLimits:
 
 @dataclass(slots=True)
 class Part:
-    """What came for one sequence since the last batch, in order. ``finish_reason`` is set on its last
-    part.
-    """
+    """What came for one sequence since the last batch, in order; its last has a ``finish_reason``."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)

@@ -30,7 +30,7 @@ from gateway.mailbox import (
 )
 
 
-class _Part:
+class _PromptSink:
     """One of the engine's requests in a stream: its sequences have the indices from ``offset`` on.
 
     Implements DeltaSink.
@@ -79,7 +79,7 @@ class TokenStream:
         self._on_tokens = on_tokens
         offsets = accumulate((request.sampling.n for request in requests), initial=0)
         self._parts = [
-            _Part(self, request, offset) for request, offset in zip(requests, offsets, strict=False)
+            _PromptSink(self, request, offset) for request, offset in zip(requests, offsets, strict=False)
         ]
         self._mailbox = Mailbox(limits, sum(request.sampling.n for request in requests))
         self._news = asyncio.Event()
@@ -116,7 +116,7 @@ class TokenStream:
         elif part.in_engine:
             self._engine.abort(part.request.request_id, index - part.offset)
 
-    def _abort(self, part: _Part) -> None:
+    def _abort(self, part: _PromptSink) -> None:
         if part.in_engine:
             part.in_engine = False
             self._engine.abort(part.request.request_id)

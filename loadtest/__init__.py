@@ -1,3 +1,1 @@
-"""The load test: replays lengths and measures; ``loadtest.simulate`` drives the engine's deciding half
-itself.
-"""
+"""The load test. Only ``loadtest.simulate`` knows the engine, its deciding half, from inside."""

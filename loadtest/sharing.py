@@ -22,16 +22,12 @@ PAPER: dict[tuple[str, str], tuple[float | None, ...]] = {
     ("sharegpt", "parallel"): (0.162, None, 0.305),
     ("sharegpt", "beam"): (0.443, None, 0.663),
 }
-"""By lengths and kind, for each of ``WIDTHS``. Of ShareGPT the paper's text gives the ends of the range
-only.
-"""
+"""By lengths and kind, for each of ``WIDTHS``; of ShareGPT the text gives the ends of the range only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """One cell of the figure. ``saving`` and ``waste`` are shares; ``paper`` is None where it gives no
-    figure.
-    """
+    """One cell of the figure. ``saving`` and ``waste`` are shares; ``paper`` is None if it has no figure."""
 
     lengths: str
     kind: str
@@ -65,7 +61,7 @@ def measure(
         seed=seed,
     )
     uses = [use for use in simulation.run() if use.physical_blocks]
-    saving = statistics.fmean(1 - use.physical_blocks / use.logical_blocks for use in uses)
+    saving = statistics.fmean(use.saving for use in uses)
     waste = statistics.fmean(1 - use.tokens / (use.physical_blocks * block_size) for use in uses)
     figures = PAPER.get((name, kind))
     paper = figures[WIDTHS.index(width)] if figures is not None and width in WIDTHS else None

@@ -37,6 +37,11 @@ class KvUse:
     physical_blocks: int
     tokens: int
 
+    @property
+    def saving(self) -> float:
+        """Share of the blocks that sharing saves."""
+        return 1 - self.physical_blocks / self.logical_blocks
+
 
 class SharingSimulation:
     """Requests of ``lengths``, in order, ``in_flight`` of them at a time, each with ``width`` sequences.

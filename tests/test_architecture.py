@@ -38,7 +38,8 @@ DECIDERS = (
     "tiering.policies.restore",
     "tiering.policies.registry", "gateway.protocol.sse",
     "gateway.detokenizer", "gateway.stop_matcher", "gateway.answer", "gateway.mailbox", "gateway.errors",
-    "gateway.openai.wire", "gateway.openai.choices", "gateway.openai.validated", "gateway.openai.answers",
+    "gateway.openai.wire", "gateway.openai.choices", "gateway.openai.ranges",
+    "gateway.openai.validated", "gateway.openai.answers",
     "gateway.openai.completions", "engine.core", "engine.messages", "engine.config",
 )  # fmt: skip
 DOING = {"torch", "socket", "threading", "time", "asyncio", "selectors", "concurrent", "datetime"}

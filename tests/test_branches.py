@@ -1,6 +1,4 @@
-"""Block tables of groups: forks, copies before a write, branches that wait, and what a refusal leaves
-alone.
-"""
+"""Block tables of groups: forks, copies before a write, branches that wait, and refusals."""
 
 from __future__ import annotations
 

@@ -96,6 +96,10 @@ class EngineMachine(RuleBasedStateMachine):
         engine.blocks.bear = counted  # type: ignore[method-assign]
         return engine
 
+    def new_prompt(self, shared: int, own: int) -> list[int]:
+        """Tokens that other prompts begin with too, and some of its own."""
+        return [*SHARED_PREFIX[:shared], *(self.num_added + i for i in range(own))][: self.window - 1]
+
     def add_prompt(
         self,
         prompt: list[int],
@@ -126,7 +130,7 @@ class EngineMachine(RuleBasedStateMachine):
         expected_return_s=st.sampled_from([None, 5.0, 500.0]),
     )
     def add(self, shared: int, own: int, max_tokens: int, tenant: bool, **more: object) -> None:
-        prompt = [*SHARED_PREFIX[:shared], *(self.num_added + i for i in range(own))][: self.window - 1]
+        prompt = self.new_prompt(shared, own)
         if prompt:
             if tenant:
                 self.others.add(f"r{self.num_added}")
@@ -153,7 +157,7 @@ class EngineMachine(RuleBasedStateMachine):
         stops: list[tuple[int, int]],
     ) -> None:
         """``stops``: samples that end by themselves, each with a stop token that only it is to meet."""
-        prompt = [*SHARED_PREFIX[:shared], *(self.num_added + i for i in range(own))][: self.window - 1]
+        prompt = self.new_prompt(shared, own)
         ends = tuple(expected_tokens(prompt, at, seed=seed + index)[-1] for index, at in stops)
         self.add_prompt(prompt, max_tokens, b"a", n=n, priority=priority, seed=seed, stop_token_ids=ends)
 
@@ -166,7 +170,7 @@ class EngineMachine(RuleBasedStateMachine):
         early_stopping=st.sampled_from([False, True, "never"]),
     )
     def add_beams(self, shared: int, max_tokens: int, width: int, n: int, early_stopping: bool) -> None:
-        prompt = [*SHARED_PREFIX[:shared], self.num_added][: self.window - 1]
+        prompt = self.new_prompt(shared, 1)
         beam = BeamParams(width, 1.0, early_stopping)
         self.add_prompt(prompt, max_tokens, b"a", n=min(n, width), beam=beam)
 

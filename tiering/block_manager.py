@@ -103,13 +103,13 @@ class BlockManager:
         if isinstance(intake, Refusal):
             return intake
         planned = members[: len(intake.plans)]
-        waiting = members if len(planned) < len(members) else members[:1]  # behind the first
+        branches = self._branches.plan(members) if len(planned) < len(members) else []
         num_fresh = self._num_fresh(planned, intake.plans)
-        num_needed = num_fresh + self._branches.num_blocks(waiting) + keep_available
+        num_needed = num_fresh + sum(branch.num_own for branch in branches) + keep_available
         if num_needed > self.pool.num_available() - self._num_revived(intake.plans):
             return Refusal.NO_ROOM
         self._open_tables(planned, intake.plans, num_fresh)
-        self._branches.reserve(waiting)
+        self._branches.reserve(branches)
         if not intake.is_parked:
             for source in reversed(intake.plans[0].sources):
                 self.tiers.on_hit(source.tier, source.block)

@@ -6,11 +6,22 @@ from being born once its parent has come far enough.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from tiering.block_pool import BlockPool
 from tiering.tables import BlockTable, Member, PendingBranch
 from tiering.types import BlockHash
+
+
+@dataclass(frozen=True, slots=True)
+class BranchPlan:
+    """A branch that is to share ``num_shared`` blocks of its parent, and to have ``num_own`` besides."""
+
+    sequence_id: str
+    parent_id: str
+    num_shared: int
+    num_own: int
 
 
 class Branches:
@@ -25,30 +36,28 @@ class Branches:
         """All of them, for recounts and reports."""
         return self._branches
 
-    def plan(self, members: Sequence[Member]) -> Iterator[tuple[Member, str, int]]:
-        """For each member but the first: whose beginning it best shares, and how many blocks of it.
+    def plan(self, members: Sequence[Member]) -> list[BranchPlan]:
+        """For each member but the first: whose beginning it best shares, and what it needs beyond.
 
         At least one token is left to it that it computes itself.
         """
+        plans = []
         for position, member in enumerate(members[1:], start=1):
             limit = (member.num_tokens - 1) // self._block_size
             shared = [_num_common(member.names[:limit], other.names) for other in members[:position]]
             num_shared = max(shared)
-            yield member, members[shared.index(num_shared)].sequence_id, num_shared
+            num_own = -(-member.capacity_tokens // self._block_size) - num_shared
+            parent_id = members[shared.index(num_shared)].sequence_id
+            plans.append(BranchPlan(member.sequence_id, parent_id, num_shared, num_own))
+        return plans
 
-    def num_blocks(self, members: Sequence[Member]) -> int:
-        """Blocks that all members but the first need for themselves."""
-        return sum(
-            -(-member.capacity_tokens // self._block_size) - shared
-            for member, _, shared in self.plan(members)
-        )
-
-    def reserve(self, members: Sequence[Member]) -> None:
-        """Give all members but the first their own blocks. There must be room."""
-        for member, parent_id, shared in self.plan(members):
-            blocks = self._pool.try_allocate(-(-member.capacity_tokens // self._block_size) - shared)
+    def reserve(self, plans: Sequence[BranchPlan]) -> None:
+        """Give branches their own blocks. There must be room."""
+        for plan in plans:
+            blocks = self._pool.try_allocate(plan.num_own)
             assert blocks is not None
-            self._branches[member.sequence_id] = PendingBranch(parent_id, shared * self._block_size, blocks)
+            num_shared_tokens = plan.num_shared * self._block_size
+            self._branches[plan.sequence_id] = PendingBranch(plan.parent_id, num_shared_tokens, blocks)
 
     def bear(self, sequence_id: str, parent: BlockTable) -> BlockTable:
         """A table for a branch whose parent has computed what they share."""
@@ -66,9 +75,7 @@ class Branches:
 
 
 def _num_common(some: Sequence[BlockHash], others: Sequence[BlockHash]) -> int:
-    """How many names both begin with. A name stands for all before it, so the last equal one can be
-    bisected.
-    """
+    """How many names both begin with: a name stands for all before it, so bisection finds the last."""
     low, high = 0, min(len(some), len(others))
     while low < high:
         middle = (low + high + 1) // 2

@@ -199,9 +199,7 @@ class RestorePlanner:
 def spans_of(
     blocks: Sequence[Sequence[BlockId]], num_tokens: Sequence[int], block_size: int
 ) -> list[tuple[int, int]]:
-    """Of each of several tables: the position from which on no table before it has its blocks, and its
-    end.
-    """
+    """Of each table: the position from which on none before it has its blocks, and its end."""
     seen: set[BlockId] = set()
     spans = []
     for table, count in zip(blocks, num_tokens, strict=True):

@@ -32,8 +32,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class PendingBranch:
-    """A sequence that has to wait until ``parent_id`` has computed ``num_shared_tokens``, which it will
-    share.
+    """A sequence that waits until ``parent_id`` has computed ``num_shared_tokens``, which it will share.
 
     ``blocks`` are what it will have beyond those.
     """
@@ -45,8 +44,7 @@ class PendingBranch:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A group of sequences got its blocks. Of each, the first ``num_cached_tokens`` are on the device
-    already.
+    """A group of sequences got its blocks; the first ``num_cached_tokens`` of each are on the device.
 
     ``restoring``: more are on their way; ``overlaps``: and the front is computed meanwhile.
     ``num_forgone_tokens`` were found below the device and are to be computed instead.

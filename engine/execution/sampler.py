@@ -1,5 +1,4 @@
-"""Draws the next tokens of a whole batch, and ranks those of beam searches. Stateless: all comes with the
-rows.
+"""Draws the next tokens of a whole batch, and ranks those of beam searches. Stateless.
 
 Runs on: step thread. Order: bias, bans, penalties; greedy rows take the maximum; the others go through
 temperature, min-p, top-k and top-p, and are drawn by inverse CDF with one uniform number from a

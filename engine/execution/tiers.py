@@ -29,7 +29,9 @@ from tiering.movers.disk_store import (
     DiskStore,
     DiskStoreError,
     StoreFigures,
+    look_at_secret,
     look_into,
+    nearest_existing,
     open_secret,
 )
 from tiering.movers.thread import thread_mover
@@ -250,7 +252,7 @@ class _Builder:
             raise ConfigError(str(error)) from error
         if figures.is_in_use:
             self._notes.append(f"--disk-kv {directory} is in use by another server; a second one is refused.")
-        free = shutil.disk_usage(_nearest(directory)).free
+        free = shutil.disk_usage(nearest_existing(directory)).free
         if num_bytes - _size_of(directory) > _LARGE_SHARE * free:
             self._notes.append(f"--disk-kv takes nearly all the space that is free at {directory}.")
         if figures.num_lost:
@@ -264,8 +266,11 @@ class _Builder:
     def _secret(self) -> bytes:
         if self._config.disk_kv is None:
             return self._config.cache_secret
+        directory = Path(self._config.disk_kv.path)
+        if self._config.is_probe:
+            return look_at_secret(directory)
         try:
-            return open_secret(Path(self._config.disk_kv.path), make=not self._config.is_probe)
+            return open_secret(directory)
         except DiskStoreError as error:
             raise ConfigError(str(error)) from error
 
@@ -273,7 +278,7 @@ class _Builder:
 def _disk_bytes(directory: Path, size: MemorySize | None) -> int:
     """What was asked for; else the size that the store has; else 10 GiB, or half of what is free."""
     existing = _size_of(directory)
-    free = shutil.disk_usage(_nearest(directory)).free + existing
+    free = shutil.disk_usage(nearest_existing(directory)).free + existing
     if size is None:
         wanted = existing or min(_DEFAULT_DISK_BYTES, free // 2)
         if not wanted:
@@ -286,11 +291,6 @@ def _disk_bytes(directory: Path, size: MemorySize | None) -> int:
             f" are free at {directory}."
         )
     return wanted
-
-
-def _nearest(directory: Path) -> Path:
-    """The directory, or the one above it that is there already."""
-    return next(path for path in (directory, *directory.absolute().parents) if path.exists())
 
 
 def as_bytes(pool: torch.Tensor) -> npt.NDArray[np.uint8]:

@@ -99,9 +99,7 @@ class CompletionsEndpoint:
 
 
 def _prompts(prompt: str | list[int | str | list[int]] | None) -> list[str | list[int]]:
-    """The prompts of a request: texts, or lists of token ids. Raises ApiError for none and for mixed
-    lists.
-    """
+    """The prompts of a request: texts, or lists of token ids. Raises ApiError for none or a mixture."""
     if not prompt:
         raise bad_request("prompt", "'prompt' is missing or empty.")
     if isinstance(prompt, str):

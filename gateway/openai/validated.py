@@ -7,7 +7,6 @@ is tokenized and before anything is allocated for it. NaN and infinity fail ever
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import msgspec
 from engine.messages import SamplingDefaults, SamplingParams
 from gateway.errors import ApiError, ErrorKind, bad_request
 from gateway.openai.choices import Choices, check_choices
+from gateway.openai.ranges import Range
 from gateway.openai.wire import GenerationFields
 from gateway.tokenizer import TextCodec
 
@@ -54,9 +54,7 @@ class ModelContext:
         return self.window * max(self.codec.longest_piece, 1)
 
     def room(self, num_prompt_tokens: int, num_seqs: int) -> int:
-        """Tokens that each of ``num_seqs`` answers may have: by the window, and by what the pool holds at
-        worst.
-        """
+        """Tokens that each of ``num_seqs`` answers may have, by the window and by the pool at worst."""
         shared = num_prompt_tokens // self.block_size
         longest = (shared + (self.num_blocks - shared) // num_seqs) * self.block_size
         return min(self.window, longest if num_seqs > 1 else self.window) - num_prompt_tokens
@@ -118,29 +116,15 @@ class CheckedFields:
     keeps_stop: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Range:
-    low: float
-    high: float
-    low_is_open: bool = False
-
-    def __contains__(self, value: float) -> bool:
-        above = value > self.low if self.low_is_open else value >= self.low
-        return math.isfinite(value) and above and value <= self.high
-
-    def __str__(self) -> str:
-        return f"{'above' if self.low_is_open else 'at least'} {self.low:g} and at most {self.high:g}"
-
-
 _RANGES = {
-    "temperature": _Range(0, 2),
-    "top_p": _Range(0, 1, low_is_open=True),
-    "min_p": _Range(0, 1),
-    "repetition_penalty": _Range(0.01, 2),
-    "presence_penalty": _Range(-2, 2),
-    "frequency_penalty": _Range(-2, 2),
+    "temperature": Range(0, 2),
+    "top_p": Range(0, 1, low_is_open=True),
+    "min_p": Range(0, 1),
+    "repetition_penalty": Range(0.01, 2),
+    "presence_penalty": Range(-2, 2),
+    "frequency_penalty": Range(-2, 2),
 }
-_BIAS = _Range(-100, 100)
+_BIAS = Range(-100, 100)
 
 
 def check_fields(

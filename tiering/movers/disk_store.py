@@ -101,8 +101,13 @@ def look_into(directory: Path, num_bytes: int, block_bytes: int, fingerprint: by
     return StoreFigures(layout.num_slots, layout.num_bytes, len(fitting), num_lost, _is_in_use(directory))
 
 
+def nearest_existing(directory: Path) -> Path:
+    """The directory, or the one above it that is there already."""
+    return next(path for path in (directory, *directory.absolute().parents) if path.exists())
+
+
 def _check_usable(directory: Path) -> None:
-    nearest = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    nearest = nearest_existing(directory)
     if not nearest.is_dir():
         raise DiskStoreError(f"--disk-kv {directory} cannot be used: {nearest} is a file, not a directory.")
     if not os.access(nearest, os.W_OK | os.X_OK):
@@ -170,17 +175,16 @@ class _Layout:
         return sorted(latest.values(), key=lambda entry: entry[0])
 
 
-def open_secret(directory: Path, *, make: bool = True) -> bytes:
-    """The store's secret, made at first use; without ``make`` nothing is changed, and b"" says that there is
-    none.
+def look_at_secret(directory: Path) -> bytes:
+    """The store's secret; b"" if it has none yet, or none that can be read. Changes nothing."""
+    with contextlib.suppress(OSError):
+        return (directory / "secret").read_bytes()[:SECRET_BYTES]
+    return b""
 
-    Raises DiskStoreError.
-    """
+
+def open_secret(directory: Path) -> bytes:
+    """The store's secret, made at first use. Raises DiskStoreError."""
     path = directory / "secret"
-    if not make:
-        with contextlib.suppress(OSError):
-            return path.read_bytes()[:SECRET_BYTES]
-        return b""
     with _plain_errors(directory):
         _make_directory(directory)
         if not path.exists():
@@ -216,7 +220,6 @@ class DiskStore:
         self._block_bytes = block_bytes
         self._fingerprint = fingerprint
         self._local = threading.local()
-        self._had_records = False
         with contextlib.ExitStack() as undo, _plain_errors(directory):
             _make_directory(directory)
             self._lock = _open(directory / "lock", os.O_RDWR)
@@ -226,8 +229,9 @@ class DiskStore:
             undo.callback(os.close, self._table)
             self.is_direct, self._blocks = _open_direct(directory / "blocks.kv")
             undo.callback(os.close, self._blocks)
-            self._take_space()  # first: a table without room for its records would mislead a later start
-            entries = self._load_table()
+            # Space first: a table without room for its records would mislead a later start.
+            had_records = self._take_space()
+            entries = self._load_table(had_records=had_records)
             undo.pop_all()
         self.found = [stored for _, stored in entries]
         self._next_generation = itertools.count(max((entry[0] for entry in entries), default=0) + 1)
@@ -291,12 +295,12 @@ class DiskStore:
 
     # ---- inside --------------------------------------------------------------------------------
 
-    def _load_table(self) -> list[tuple[int, StoredBlock]]:
+    def _load_table(self, *, had_records: bool) -> list[tuple[int, StoredBlock]]:
         """What the table says, with generations; a new one is begun if it is of another model or layout."""
         packed = os.pread(self._table, _TABLE_HEADER.size + self.num_slots * _ENTRY.size, 0)
         entries = self._layout.entries(packed[_TABLE_HEADER.size :])
         if not self._layout.agrees(packed):
-            if self._had_records:
+            if had_records:
                 logger.warning(
                     "the KV blocks on disk are of another model, layout or secret, or their table is damaged;"
                     " they are dropped"
@@ -307,9 +311,9 @@ class DiskStore:
         os.pwrite(self._table, self._layout.header(), 0)
         return entries
 
-    def _take_space(self) -> None:
+    def _take_space(self) -> bool:
+        """Make the file of records as large as it is to be; returns whether there were any."""
         num_bytes, before = self.num_slots * self.record_bytes, os.fstat(self._blocks).st_size
-        self._had_records = before > 0
         if before > num_bytes:
             os.ftruncate(self._blocks, num_bytes)
         try:
@@ -317,6 +321,7 @@ class DiskStore:
         except OSError:
             os.ftruncate(self._blocks, min(before, num_bytes))
             raise
+        return before > 0
 
     def _is_aligned(self, block: npt.NDArray[np.uint8]) -> bool:
         return self._block_bytes % PAGE == 0 and block.ctypes.data % PAGE == 0
