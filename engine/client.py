@@ -23,7 +23,6 @@ from engine.messages import (
     EngineCommand,
     EngineFailed,
     EngineInfo,
-    EngineStats,
     ForkRequest,
     FromEngine,
     IntegrityReport,
@@ -38,6 +37,7 @@ from engine.messages import (
     ToEngine,
     TokenDelta,
 )
+from engine.stats import EngineStats
 from engine.watchdog import ProgressWatch
 
 logger = logging.getLogger(__name__)

@@ -10,23 +10,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from engine import recount
-from engine.messages import (
-    AddRequest,
-    EngineStats,
-    FinishReason,
-    ForkRequest,
-    KvCosts,
-    KvReport,
-    SequenceKv,
-    StepReport,
-    TierStats,
-    TokenDelta,
-    TransferStats,
-)
+from engine.messages import AddRequest, FinishReason, ForkRequest, KvReport, StepReport, TokenDelta
 from engine.request import SequenceGroup
 from engine.schedule import SchedulerOutput, StepOutput
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
+from engine.stats import EngineStats, KvCosts, SequenceKv, TierStats, TransferStats
 from tiering import integrity
 from tiering.block_manager import BlockManager
 from tiering.block_pool import BlockPool

@@ -14,10 +14,7 @@ from typing import Literal
 import msgspec
 
 from engine.config import EngineConfig
-from tiering.transfers import SECONDS_BUCKETS
-
-KV_TRANSFER_BUCKETS = SECONDS_BUCKETS
-"""Upper bounds, in seconds, of the buckets in ``TransferStats``."""
+from engine.stats import EngineStats, KvCosts, SequenceKv
 
 
 class FinishReason(enum.StrEnum):
@@ -40,6 +37,13 @@ class BeamParams(msgspec.Struct, frozen=True):
     early_stopping: bool | Literal["never"] = False
 
 
+class Grammar(msgspec.Struct, frozen=True):
+    """What an answer must look like: ``text`` is a JSON schema, a regular expression or a Lark grammar."""
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How to choose the next token. All ranges are checked by the gateway before it is built.
 
@@ -48,7 +52,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     set: the gateway clamps it to the window. ``seed`` is 64 bits; a draw depends only on (seed, position),
     never on its neighbours in the batch. ``n`` sequences are generated for one prompt, of which number i
     draws with ``seed`` + i; with ``beam`` they are the ``n`` best that the search found, and nothing is
-    drawn.
+    drawn. With a ``grammar`` only tokens that keep to it can come. ``prompt_logprobs`` is None for none, else
+    the number of alternatives to report for each token of the prompt, the first left out.
     """
 
     max_tokens: int
@@ -67,6 +72,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     n: int = 1
     beam: BeamParams | None = None
+    grammar: Grammar | None = None
+    prompt_logprobs: int | None = None
 
     @property
     def num_seqs(self) -> int:
@@ -86,7 +93,8 @@ class Configure(msgspec.Struct, frozen=True, tag=True):
 class AddRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Start a request. ``cache_salt`` comes from the authenticated tenant, never from the caller.
 
-    The lower ``priority`` goes first. ``expected_return_s``: how long after the end of this request its
+    ``tenant`` is who gets a share of what is computed, in proportion to its ``weight``; among its requests
+    the lower ``priority`` goes first. ``expected_return_s``: how long after the end of this request its
     session is expected to come back with more, None if it did not say.
     """
 
@@ -94,6 +102,8 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     cache_salt: bytes = b""
+    tenant: str = ""
+    weight: float = 1.0
     priority: int = 0
     expected_return_s: float | None = None
 
@@ -203,7 +213,9 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     ``logprobs`` is aligned with ``token_ids`` when asked for. ``stop_token_id`` is set when the last
     token ended the sequence (end of text, or one of ``stop_token_ids``): it counts as generated but
     is not text. ``num_cached_tokens`` is the number of prompt tokens that were not computed because
-    the prefix cache held them at first admission. ``error`` is set with ``FinishReason.ERROR``.
+    the prefix cache held them at first admission. ``error`` is set with ``FinishReason.ERROR``,
+    ``is_invalid`` if the request itself is at fault. ``prompt_logprobs`` come once, for the second
+    and all later tokens of the prompt.
     """
 
     request_id: str
@@ -216,68 +228,8 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     index: int = 0
     ends_request: bool = False
     score: float | None = None
-
-
-class TierStats(msgspec.Struct, frozen=True, array_like=True):
-    """Blocks of one tier by use, its eviction policy, and running totals."""
-
-    blocks_free: int
-    blocks_cached: int
-    blocks_in_use: int
-    blocks_copying: int
-    eviction: str
-    evictions_total: int
-    hit_tokens_total: int
-
-
-class TransferStats(msgspec.Struct, frozen=True, array_like=True):
-    """Running totals of one kind of move. ``buckets`` counts finished copies by their seconds.
-
-    The bounds are ``KV_TRANSFER_BUCKETS``; the last entry is above them all. ``queue_s`` sums
-    the seconds from a move's order to its start, ``cpu_s`` the processor time of copy threads.
-    """
-
-    num_done: int
-    num_failed: int
-    num_corrupt: int
-    num_bytes: int
-    copy_s: float
-    queue_s: float
-    cpu_s: float
-    buckets: tuple[int, ...]
-
-
-class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Gauges and running totals, as of the end of a step. Totals only grow within an epoch.
-
-    ``tiers`` is keyed by tier, ``transfers`` by kind of move, ``preemptions`` by ``kind/cause`` (swap or
-    recompute; pressure or slow_reader). ``blocks_in_use``: referenced blocks of all tiers, those under a
-    copy included. ``block_copies_total``: blocks copied on the device before a write. ``stalls_total``: times
-    that there was work, and all of it waited for copies. ``restore_*`` are of restores by loading alone:
-    their time, and what was predicted.
-    """
-
-    num_running: int = 0
-    num_waiting: int = 0
-    num_swapped: int = 0
-    num_restoring: int = 0
-    num_paused: int = 0
-    blocks_in_use: int = 0
-    stalls_total: int = 0
-    prompt_tokens_total: int = 0
-    generated_tokens_total: int = 0
-    recomputed_tokens_total: int = 0
-    block_copies_total: int = 0
-    restores_total: int = 0
-    restore_s_total: float = 0.0
-    restore_predicted_s_total: float = 0.0
-    tiers: dict[str, TierStats] = {}
-    transfers: dict[str, TransferStats] = {}
-    preemptions: dict[str, int] = {}
-
-    @property
-    def preemptions_total(self) -> int:
-        return sum(self.preemptions.values())
+    is_invalid: bool = False
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 class StepReport(msgspec.Struct, frozen=True, tag=True, kw_only=True):
@@ -373,40 +325,6 @@ class IntegrityReport(msgspec.Struct, frozen=True, tag=True):
     check_id: int
     problems: tuple[str, ...]
     stats: EngineStats
-
-
-class SequenceKv(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one request's blocks are.
-
-    ``blocks`` has a letter for each logical block: D device, H host slot; for a block that is coming back,
-    h from host or d from disk; and ``.`` for one that is still to be computed. ``index`` is that of the
-    sequence in its request; of a beam search, a number that no other beam has had.
-    """
-
-    request_id: str
-    index: int
-    status: str
-    priority: int
-    num_tokens: int
-    num_computed_tokens: int
-    num_preemptions: int
-    paused: bool
-    blocks: str
-
-
-class KvCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine has learnt about its own speed, in seconds; 0 where nothing was seen yet.
-
-    A step takes ``step_s`` + ``token_s`` a token + ``pair_s`` a query-key pair: a fit, in which one term may
-    be below zero where the steps seen so far were much alike. By kind of move, ``block_s``
-    is the time of one block's copy, and ``bytes_per_s`` the bandwidth that this is.
-    """
-
-    step_s: float
-    token_s: float
-    pair_s: float
-    block_s: dict[str, float]
-    bytes_per_s: dict[str, float]
 
 
 class KvReport(msgspec.Struct, frozen=True, tag=True):

@@ -22,7 +22,8 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from engine.client import Engine
-from engine.messages import KV_TRANSFER_BUCKETS, StepReport, TierStats, TransferStats
+from engine.messages import StepReport
+from engine.stats import KV_TRANSFER_BUCKETS, TierStats, TransferStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)

@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from engine.client import EngineDeadError
-from engine.messages import EngineStats
+from engine.stats import EngineStats
 from gateway.errors import ApiError, ErrorKind
 from gateway.mailbox import ENGINE_DEAD_MESSAGE
 from gateway.metrics import CONTENT_TYPE

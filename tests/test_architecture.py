@@ -20,10 +20,10 @@ ALLOWED = {
     "loadtest": {"loadtest", "engine", "tiering"},
     "benchmarks": {"benchmarks", "engine", "tiering", "loadtest"},
 }
-GATEWAY_MAY_USE = {"engine.messages", "engine.client", "engine.config", "engine.process"}
+GATEWAY_MAY_USE = {"engine.messages", "engine.stats", "engine.client", "engine.config", "engine.process"}
 TORCH_FREE_ENGINE = (
-    "messages", "config", "schedule", "request", "budget", "queues", "accounting", "recount", "scheduler",
-    "sequence", "beam", "histories", "results", "room",
+    "messages", "stats", "config", "schedule", "request", "budget", "queues", "accounting", "recount",
+    "scheduler", "sequence", "beam", "histories", "results", "room",
     "core", "wire", "watchdog", "connection", "client", "process", "link",
 )  # fmt: skip
 DECIDERS = (
@@ -40,7 +40,7 @@ DECIDERS = (
     "gateway.detokenizer", "gateway.stop_matcher", "gateway.answer", "gateway.mailbox", "gateway.errors",
     "gateway.openai.wire", "gateway.openai.choices", "gateway.openai.ranges",
     "gateway.openai.validated", "gateway.openai.answers",
-    "gateway.openai.completions", "engine.core", "engine.messages", "engine.config",
+    "gateway.openai.completions", "engine.core", "engine.messages", "engine.stats", "engine.config",
 )  # fmt: skip
 DOING = {"torch", "socket", "threading", "time", "asyncio", "selectors", "concurrent", "datetime"}
 

@@ -16,7 +16,6 @@ from engine.messages import (
     Configure,
     EngineCommand,
     EngineFailed,
-    EngineStats,
     FinishReason,
     FromEngine,
     LoadProgress,
@@ -26,6 +25,7 @@ from engine.messages import (
     TokenDelta,
     TokenLogprobs,
 )
+from engine.stats import EngineStats
 from engine.wire import MAX_FRAME_BYTES, FrameDecoder, WireError, encode_frame
 
 COMMANDS: list[EngineCommand] = [

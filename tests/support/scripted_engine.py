@@ -16,22 +16,17 @@ import msgspec
 
 from engine.client import DeltaSink, EngineDeadError, EngineHealth, StepListener
 from engine.messages import (
-    KV_TRANSFER_BUCKETS,
     AddRequest,
     EngineInfo,
-    EngineStats,
     FinishReason,
     ForkRequest,
     IntegrityReport,
-    KvCosts,
     KvReport,
-    SequenceKv,
     StepReport,
-    TierStats,
     TokenDelta,
     TokenLogprobs,
-    TransferStats,
 )
+from engine.stats import KV_TRANSFER_BUCKETS, EngineStats, KvCosts, SequenceKv, TierStats, TransferStats
 
 _NO_TRANSFERS = {
     kind: TransferStats(0, 0, 0, 0, 0.0, 0.0, 0.0, (0,) * (len(KV_TRANSFER_BUCKETS) + 1))
