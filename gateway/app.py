@@ -8,8 +8,8 @@ carries a request id and the headers that keep proxies from buffering it.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
+import math
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -19,20 +19,21 @@ from aiohttp.typedefs import Handler
 
 from engine.client import Engine
 from gateway import handlers, probes
+from gateway.authentication import authenticate
 from gateway.errors import ApiError, ErrorKind
 from gateway.request_keys import (
     GATEWAY,
     REQUEST_ID_HEADER,
     assign_request_id,
-    assign_tenant,
     request_id_of,
+    visitor_of,
 )
 from gateway.state import Gateway, GatewaySettings, open_gateway
+from gateway.tenant_register import TenantRegister
 
 log = logging.getLogger("tidegate.gateway")
 
 _BACKLOG = 1024
-_TOKEN_PATHS = ("/tokenize", "/detokenize")
 _MAX_HEADER_BYTES = 16 * 2**10
 
 
@@ -87,12 +88,14 @@ async def serve(
     stop: asyncio.Event,
     on_started: Callable[[], None] = lambda: None,
     hurry: asyncio.Event | None = None,
+    tenants: TenantRegister | None = None,
 ) -> None:
     """Serve until ``stop`` is set, then drain until ``hurry`` is. The caller closes the engine.
 
-    ``listeners`` are bound already (``gateway.listeners``). Raises UnsupportedTokenizerError.
+    ``listeners`` are bound already (``gateway.listeners``). ``tenants``: opened already, so that they can be
+    reloaded meanwhile. Raises UnsupportedTokenizerError.
     """
-    gateway = await open_gateway(engine, settings)
+    gateway = await open_gateway(engine, settings, tenants)
     try:
         async with running_site(gateway, listeners):
             on_started()
@@ -110,7 +113,7 @@ async def _surround(request: web.Request, handler: Handler) -> web.StreamRespons
     """Request id, API key, and one JSON shape for every error."""
     assign_request_id(request)
     try:
-        _check_key(request)
+        authenticate(request)
         return await handler(request)
     except ApiError as error:
         return _error_response(error)
@@ -121,28 +124,6 @@ async def _surround(request: web.Request, handler: Handler) -> web.StreamRespons
     except Exception:
         log.exception("request %s to %s failed", request_id_of(request), request.path)
         return _error_response(ApiError(ErrorKind.INTERNAL, "The server failed to handle this request."))
-
-
-def _check_key(request: web.Request) -> None:
-    """Every key is compared, each in constant time, so that timing tells nothing about any."""
-    keys = _keys_for(request.path, request.app[GATEWAY].settings)
-    if not keys:
-        return
-    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-    token = given.strip().encode("utf-8", errors="surrogateescape")
-    matching = [key for key in keys if hmac.compare_digest(token, key.encode())]
-    if scheme.lower() != "bearer" or not matching:
-        raise ApiError(
-            ErrorKind.UNAUTHORIZED, "A valid API key is needed, sent as 'Authorization: Bearer KEY'."
-        )
-    assign_tenant(request, matching[0])
-
-
-def _keys_for(path: str, settings: GatewaySettings) -> tuple[str, ...]:
-    """Keys of which one is needed for this path; none: it is open."""
-    if path.startswith("/debug/") and settings.admin_key is not None:
-        return (settings.admin_key,)
-    return settings.api_keys if path.startswith(("/v1/", *_TOKEN_PATHS)) else ()
 
 
 def _from_http(error: web.HTTPException) -> ApiError:
@@ -158,7 +139,8 @@ def _from_http(error: web.HTTPException) -> ApiError:
 def _error_response(error: ApiError, original: web.HTTPException | None = None) -> web.Response:
     response = web.Response(body=error.body(), status=error.status, content_type="application/json")
     if error.retry_after_s is not None:
-        response.headers["Retry-After"] = str(error.retry_after_s)
+        response.headers["Retry-After"] = str(math.ceil(error.retry_after_s))
+        response.headers["retry-after-ms"] = str(math.ceil(error.retry_after_s * 1000))
     if error.kind is ErrorKind.UNAUTHORIZED:
         response.headers["WWW-Authenticate"] = "Bearer"
     if original is not None and "Allow" in original.headers:
@@ -174,3 +156,6 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
     headers.setdefault("Cache-Control", "no-cache")
     headers.setdefault("X-Accel-Buffering", "no")
     headers["Server"] = "tidegate"
+    visitor = visitor_of(request)
+    if visitor is not None:
+        headers.update(visitor.rate_limit_headers())

@@ -1,4 +1,4 @@
-"""The ``tidegate`` command: serve, chat, doctor. Imports nothing heavy; the engine has its own process."""
+"""The ``tidegate`` command: serve, chat, doctor, keys. Imports nothing heavy; the engine is a process."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 
 from gateway.doctor import run_doctor
+from gateway.keys_command import keys_command
 from gateway.lifecycle import EXIT_USER_ERROR, run_server
 from gateway.options import FiniteFloat, engine_config, engine_options
 from gateway.state import GatewaySettings, package_version
@@ -50,6 +51,12 @@ def main() -> None:
     help="Key that clients must send; may be given more than once.  [default: none needed]",
 )
 @click.option(
+    "--keys-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="TIDEGATE_KEYS_FILE",
+    help="TOML or JSON file of tenants, hashed keys and limits (docs/tenants.md); read again on SIGHUP.",
+)
+@click.option(
     "--admin-key", envvar="TIDEGATE_ADMIN_KEY", help="Key for /debug/*.  [default: those paths are off]"
 )
 @click.option(
@@ -63,6 +70,13 @@ def main() -> None:
     default=_DEFAULTS.max_waiting,
     show_default=True,
     help="Requests that may wait beyond --max-num-seqs (one for n answers counts n times); more get 429.",
+)
+@click.option(
+    "--max-waiting-tokens",
+    type=click.IntRange(min=0),
+    default=_DEFAULTS.max_waiting_tokens,
+    show_default=True,
+    help="Tokens, prompts and answers, that requests in the house may take beyond the KV pool; more get 429.",
 )
 @click.option(
     "--drain-timeout",
@@ -91,10 +105,12 @@ def serve_command(**options: Any) -> None:
         host=options["host"],
         port=options["port"],
         api_keys=options["api_key"],
+        keys_file=options["keys_file"],
         admin_key=options["admin_key"],
         served_model_names=options["served_model_name"],
         max_num_seqs=config.max_num_seqs,
         max_waiting=options["max_waiting"],
+        max_waiting_tokens=options["max_waiting_tokens"],
         drain_timeout_s=options["drain_timeout"],
     )
     outcome = run_server(config, settings, stall_timeout_s=options["stall_timeout"])
@@ -137,6 +153,9 @@ def doctor_command(json_path: Path | None, **options: Any) -> None:
     if json_path is not None:
         _write_json(json_path, diagnosis.as_json())
     sys.exit(diagnosis.exit_status)
+
+
+main.add_command(keys_command)
 
 
 def _write_json(path: Path, report: dict[str, Any]) -> None:

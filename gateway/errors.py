@@ -31,6 +31,9 @@ class ErrorKind(enum.Enum):
     BODY_TOO_LARGE = "body_too_large"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     BUSY = "busy"
+    REQUEST_LIMIT = "request_limit"
+    TOKEN_LIMIT = "token_limit"
+    ABOVE_LIMIT = "above_limit"
     INTERNAL = "internal"
     REQUEST_FAILED = "request_failed"
     ENGINE_DEAD = "engine_dead"
@@ -59,6 +62,9 @@ _SHAPES = {
     ErrorKind.BODY_TOO_LARGE: _Shape(413, _CLIENT, "request_too_large"),
     ErrorKind.UNSUPPORTED_MEDIA_TYPE: _Shape(415, _CLIENT, "unsupported_media_type"),
     ErrorKind.BUSY: _Shape(429, "rate_limit_error", "server_busy"),
+    ErrorKind.REQUEST_LIMIT: _Shape(429, "requests", "rate_limit_exceeded"),
+    ErrorKind.TOKEN_LIMIT: _Shape(429, "tokens", "rate_limit_exceeded"),
+    ErrorKind.ABOVE_LIMIT: _Shape(400, _CLIENT, "above_rate_limit"),  # a 429 would be tried again
     ErrorKind.INTERNAL: _Shape(500, _SERVER, "internal_error"),
     ErrorKind.REQUEST_FAILED: _Shape(500, _SERVER, "request_failed"),
     ErrorKind.ENGINE_DEAD: _Shape(503, _SERVER, "engine_dead"),
@@ -90,7 +96,7 @@ class ApiError(Exception):
     """An error for the client. ``param`` names the field at fault; ``retry_after_s`` is a hint."""
 
     def __init__(
-        self, kind: ErrorKind, message: str, *, param: str | None = None, retry_after_s: int | None = None
+        self, kind: ErrorKind, message: str, *, param: str | None = None, retry_after_s: float | None = None
     ) -> None:
         super().__init__(message)
         self.kind = kind

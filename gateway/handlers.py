@@ -29,9 +29,10 @@ from gateway.offload import OffloadFullError
 from gateway.openai.answers import AnswerFormat, Identity, WholeChoice, join
 from gateway.openai.validated import GenerationRequest
 from gateway.protocol import sse
-from gateway.request_keys import GATEWAY, request_id_of, tenant_of
+from gateway.request_keys import GATEWAY, request_id_of, visitor_of
 from gateway.sse_writer import SseWriter
 from gateway.state import Gateway
+from gateway.tenant_register import Visitor
 from gateway.token_stream import TokenStream
 
 log = logging.getLogger("tidegate.gateway")
@@ -75,6 +76,7 @@ async def detokenize(request: web.Request) -> web.Response:
 async def _transform(http: web.Request, work: Callable[[bytes], bytes]) -> web.Response:
     gateway = http.app[GATEWAY]
     async with gateway.bodies.read(http) as body:
+        _known_visitor(http).count_request()
         return web.Response(body=await _offload(gateway, work, body), content_type="application/json")
 
 
@@ -100,14 +102,27 @@ async def _generate(http: web.Request, endpoint: Endpoint) -> web.StreamResponse
 async def _take_in(
     http: web.Request, gateway: Gateway, endpoint: Endpoint, scope: AsyncExitStack
 ) -> GenerationRequest:
-    """Read and check a request. Its permits, one for each of its sequences, are held until ``scope`` ends."""
+    """Read and check a request. Its permits, one for each of its sequences, and the tokens reserved for it
+    are held until ``scope`` ends.
+    """
     async with gateway.bodies.read(http) as body:
         if gateway.draining:
             raise shutting_down()
         scope.enter_context(gateway.admission.permit())
+        visitor = _known_visitor(http)
+        scope.enter_context(visitor.entered())
         request = await _offload(gateway, endpoint.parse, body)
-        scope.enter_context(gateway.admission.permit(request.num_seqs - 1))
+        num_tokens = request.num_reserved_tokens
+        scope.enter_context(gateway.admission.permit(request.num_seqs - 1, num_tokens))
+        scope.enter_context(visitor.answering(request.num_seqs, num_tokens))
         return request
+
+
+def _known_visitor(http: web.Request) -> Visitor:
+    """Of a path of the API, where nobody comes in unknown."""
+    visitor = visitor_of(http)
+    assert visitor is not None
+    return visitor
 
 
 async def _offload(gateway: Gateway, work: Callable[[bytes], Result], body: bytes) -> Result:
@@ -132,6 +147,7 @@ class _Answering:
         self._gateway = gateway
         self._request = request
         self._record = record
+        self._visitor = _known_visitor(http)
         self._id = endpoint.id_prefix + uuid.uuid4().hex
         identity = Identity(self._id, int(time.time()), request.model, gateway.model.fingerprint)
         self._format = endpoint.answer(request, identity)
@@ -141,22 +157,30 @@ class _Answering:
 
     async def run(self) -> web.StreamResponse:
         """Answer. Raises ApiError for a failure that can still become a status."""
+        tenant = self._visitor.tenant
         requests = [
             AddRequest(
                 request_id=f"{self._id}.{number}" if number else self._id,
                 prompt_token_ids=prompt.token_ids,
                 sampling=prompt.sampling,
-                cache_salt=tenant_of(self._http),
+                cache_salt=tenant.cache_salt,
+                tenant=tenant.name,
+                weight=tenant.weight,
             )
             for number, prompt in enumerate(self._request.prompts)
         ]
         limits = self._gateway.settings.stream_limits
-        stream = TokenStream(self._gateway.engine, requests, limits, self._record.on_tokens)
+        stream = TokenStream(self._gateway.engine, requests, limits, self._on_tokens)
+        self._visitor.use_prompt(self._request.num_prompt_tokens)
         async with self._gateway.streams.open(stream):
             generation = Generation(self._request, stream, self._gateway.model.codec.table)
             if self._request.stream:
                 return await self._streamed(generation, SseWriter(self._http, stream, self._headers))
             return await self._plain(generation)
+
+    def _on_tokens(self, index: int, count: int) -> None:
+        self._record.on_tokens(index, count)
+        self._visitor.use_generated(count)
 
     async def _plain(self, generation: Generation) -> web.Response:
         pieces: dict[int, list[Piece]] = defaultdict(list)

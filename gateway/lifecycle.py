@@ -28,6 +28,7 @@ from gateway.app import serve
 from gateway.detokenizer import UnsupportedTokenizerError
 from gateway.listeners import base_url, bound_listeners
 from gateway.state import GatewaySettings
+from gateway.tenant_register import TenantRegister
 
 log = logging.getLogger("tidegate.gateway")
 
@@ -47,8 +48,9 @@ def run_server(config: EngineConfig, settings: GatewaySettings, *, stall_timeout
     """Serve until a signal or the engine's death; blocks."""
     _raise_open_file_limit()
     try:
+        tenants = TenantRegister.open(settings.api_keys, settings.keys_file)
         with bound_listeners(settings.host, settings.port, settings.send_buffer_bytes) as listeners:
-            return uvloop.run(_Server(config, settings, listeners, stall_timeout_s).run())
+            return uvloop.run(_Server(config, settings, tenants, listeners, stall_timeout_s).run())
     except (ConfigError, UnsupportedTokenizerError) as error:
         return Outcome(EXIT_USER_ERROR, str(error))
     except EngineStartError as error:
@@ -62,16 +64,19 @@ class _Server:
         self,
         config: EngineConfig,
         settings: GatewaySettings,
+        tenants: TenantRegister,
         listeners: Sequence[socket.socket],
         stall_timeout_s: float,
     ) -> None:
         self._config = config
         self._settings = settings
+        self._tenants = tenants
         self._listeners = listeners
         self._stall_timeout_s = stall_timeout_s
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._work: asyncio.Task[Outcome] | None = None
+        self._reload: asyncio.Task[None] | None = None
         self._is_loading = True
         self._last_signal = 0
         self._last_signal_at = float("-inf")
@@ -81,10 +86,24 @@ class _Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        if self._settings.keys_file is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         try:
             return await self._work
         except asyncio.CancelledError:
             return Outcome(EXIT_SIGNALLED + self._last_signal)
+        finally:
+            if self._reload is not None:
+                await asyncio.gather(self._reload, return_exceptions=True)
+
+    def _on_hangup(self) -> None:
+        """Reload the keys file. One reload at a time, in the order of the signals."""
+        self._reload = asyncio.create_task(self._reload_after(self._reload), name="tidegate-reload")
+
+    async def _reload_after(self, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        await self._tenants.reload()
 
     def _on_signal(self, number: int) -> None:
         assert self._work is not None
@@ -113,6 +132,7 @@ class _Server:
                 self._stop,
                 lambda: self._announce(engine.info),
                 self._hurry,
+                self._tenants,
             )
             if watch.done():
                 return Outcome(EXIT_FAULT, f"The engine died: {watch.result()}.")

@@ -78,6 +78,18 @@ class Metrics:
             buckets=_STEP_BUCKETS,
             registry=self.registry,
         )
+        self.limited = Counter(
+            "tidegate_requests_limited",
+            "Requests that a tenant's own limit refused.",
+            ["tenant", "limit"],
+            registry=self.registry,
+        )
+        self.tenant_tokens = Counter(
+            "tidegate_tenant_tokens",
+            "Tokens of a tenant of the keys file.",
+            ["tenant", "kind"],
+            registry=self.registry,
+        )
         self.registry.register(_EngineCollector(engine))
         engine.add_step_listener(self._on_step)
 

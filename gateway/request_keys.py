@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import uuid
 
 from aiohttp import web
 
 from gateway.state import Gateway
+from gateway.tenant_register import Visitor
 
 GATEWAY = web.AppKey("tidegate_gateway", Gateway)
 REQUEST_ID_HEADER = "x-request-id"
 _REQUEST_ID = web.RequestKey("tidegate_request_id", str)
-_TENANT = web.RequestKey("tidegate_tenant", bytes)
+_VISITOR = web.RequestKey("tidegate_visitor", Visitor)
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
@@ -25,15 +25,14 @@ def assign_request_id(request: web.Request) -> str:
     return request_id
 
 
-def assign_tenant(request: web.Request, api_key: str) -> None:
-    """Every API key is a tenant of its own: what one computes, another never finds in the cache."""
-    request[_TENANT] = hashlib.blake2s(api_key.encode()).digest()
+def assign_visitor(request: web.Request, visitor: Visitor) -> None:
+    request[_VISITOR] = visitor
 
 
-def tenant_of(request: web.Request) -> bytes:
-    """Of an authenticated request; empty on a server without keys."""
-    tenant: bytes = request.get(_TENANT, b"")
-    return tenant
+def visitor_of(request: web.Request) -> Visitor | None:
+    """Who sent it; None where that makes no difference, or before it was found out."""
+    visitor: Visitor | None = request.get(_VISITOR)
+    return visitor
 
 
 def request_id_of(request: web.Request) -> str:

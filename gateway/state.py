@@ -14,9 +14,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
+from pathlib import Path
 
 from engine.client import Engine, EngineHealth
-from engine.messages import EngineInfo
+from engine.messages import EngineInfo, StepReport
 from gateway.admission import Admission
 from gateway.chat_template import ChatTemplate, TemplateRenderError
 from gateway.mailbox import SHUTDOWN, StreamFailure, StreamLimits
@@ -27,6 +28,8 @@ from gateway.openai.completions import CompletionsEndpoint
 from gateway.openai.tokens import TokensEndpoint
 from gateway.openai.validated import ModelContext
 from gateway.request_body import BodyReader
+from gateway.service_rate import ServiceRate
+from gateway.tenant_register import TenantRegister
 from gateway.token_stream import TokenStream
 from gateway.tokenizer import TextCodec
 
@@ -37,20 +40,23 @@ log = logging.getLogger("tidegate.gateway")
 class GatewaySettings:
     """Everything that can be set. Times in seconds.
 
-    ``api_keys`` empty lets everybody in; without ``admin_key`` there is no ``/debug``.
+    Without ``api_keys`` and ``keys_file`` everybody is let in; without ``admin_key`` there is no ``/debug``.
     ``served_model_names`` empty means the engine's own name; ``max_num_seqs`` is the engine's batch,
-    ``max_waiting`` how many sequences may be in the house beyond it. ``send_buffer_bytes`` bounds what
-    the kernel holds for a client that does not read. ``linger_s`` is how long a client that is given
-    up may take to read why.
+    ``max_waiting`` how many sequences may be in the house beyond it, and ``max_waiting_tokens`` how many
+    tokens they may take beyond what the device pool holds. ``send_buffer_bytes`` bounds what the
+    kernel holds for a client that does not read. ``linger_s`` is how long a client that is given up may take
+    to read why.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
-    api_keys: tuple[str, ...] = ()
-    admin_key: str | None = None
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    keys_file: Path | None = None
+    admin_key: str | None = field(default=None, repr=False)
     served_model_names: tuple[str, ...] = ()
     max_num_seqs: int = 64
     max_waiting: int = 256
+    max_waiting_tokens: int = 512 * 2**10
     max_body_bytes: int = 8 * 2**20
     max_total_body_bytes: int = 256 * 2**20
     body_timeout_s: float = 60.0
@@ -114,10 +120,13 @@ class Assets:
 class Gateway:
     """The parts of a running gateway. Made by ``open_gateway``."""
 
-    def __init__(self, engine: Engine, settings: GatewaySettings, assets: Assets) -> None:
+    def __init__(
+        self, engine: Engine, settings: GatewaySettings, assets: Assets, tenants: TenantRegister
+    ) -> None:
         info = engine.info
         self.engine = engine
         self.settings = settings
+        self.tenants = tenants
         self.version = assets.version
         self.started_at = int(time.time())
         self.model = ModelContext(
@@ -139,7 +148,12 @@ class Gateway:
         self.bodies = BodyReader(
             settings.max_body_bytes, settings.max_total_body_bytes, settings.body_timeout_s
         )
-        self.admission = Admission(self.model.max_in_flight)
+        self._rate = ServiceRate()
+        pool_tokens = max(info.num_blocks * info.block_size, info.max_model_len)
+        self.admission = Admission(
+            self.model.max_in_flight, pool_tokens + settings.max_waiting_tokens, self._rate
+        )
+        engine.add_step_listener(self._on_step)
         self.metrics = Metrics(engine)
         self.streams = OpenStreams()
         self.draining = False
@@ -173,6 +187,11 @@ class Gateway:
         """Stop the offload threads. The engine stays with its owner."""
         await self.offload.close()
 
+    def _on_step(self, report: StepReport) -> None:
+        stats = report.stats
+        served = stats.prompt_tokens_total + stats.generated_tokens_total
+        self._rate.note_step(served, sum(report.stage_seconds.values()))
+
     async def _wait_for_last_words(self) -> None:
         try:
             async with asyncio.timeout(self.settings.linger_s + 1):
@@ -181,14 +200,19 @@ class Gateway:
             log.warning("%d handlers are still busy", self.admission.in_flight)
 
 
-async def open_gateway(engine: Engine, settings: GatewaySettings) -> Gateway:
+async def open_gateway(
+    engine: Engine, settings: GatewaySettings, tenants: TenantRegister | None = None
+) -> Gateway:
     """Load the tokenizer and the template of the engine's model.
 
-    Raises UnsupportedTokenizerError. A chat template that does not parse is left out with a warning:
+    ``tenants`` are those of the settings, if they are not open yet. Raises UnsupportedTokenizerError or
+    KeysFileError. A chat template that does not parse is left out with a warning:
     chat then answers 400 and completions work.
     """
     assets = await asyncio.to_thread(Assets.load, engine.info)
-    return Gateway(engine, settings, assets)
+    if tenants is None:
+        tenants = await asyncio.to_thread(TenantRegister.open, settings.api_keys, settings.keys_file)
+    return Gateway(engine, settings, assets, tenants)
 
 
 def package_version() -> str:

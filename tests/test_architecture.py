@@ -40,7 +40,8 @@ DECIDERS = (
     "gateway.detokenizer", "gateway.stop_matcher", "gateway.answer", "gateway.mailbox", "gateway.errors",
     "gateway.openai.wire", "gateway.openai.choices", "gateway.openai.ranges",
     "gateway.openai.validated", "gateway.openai.answers",
-    "gateway.openai.completions", "engine.core", "engine.messages", "engine.stats", "engine.config",
+    "gateway.openai.completions", "gateway.tenants", "gateway.limits", "gateway.service_rate",
+    "engine.core", "engine.messages", "engine.stats", "engine.config",
 )  # fmt: skip
 DOING = {"torch", "socket", "threading", "time", "asyncio", "selectors", "concurrent", "datetime"}
 

@@ -8,6 +8,7 @@ is tokenized and before anything is allocated for it. NaN and infinity fail ever
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 300
 MAX_LOGPROBS = 20
 MAX_BEAM_LOGPROBS = 1_000_000  # all results of a search are told in one message
+OPEN_ANSWER_TOKENS = 1024  # that an answer without a limit of its own is reckoned with beforehand
 _SEED_MASK = 2**63 - 1
 
 
@@ -73,7 +75,7 @@ class GenerationRequest:
     """A request that passed every check. ``clamped_from`` is the max_tokens that did not fit.
 
     Of the sequences that each prompt's ``sampling`` asks for, ``num_choices`` are shown, with ``logprobs``
-    alternatives. ``keeps_stop``: what ended a text is part of it.
+    alternatives. ``keeps_stop``: what ended a text is part of it. ``is_open_ended``: it named no max_tokens.
     """
 
     model: str
@@ -85,6 +87,7 @@ class GenerationRequest:
     logprobs: int | None = None
     keeps_stop: bool = False
     clamped_from: int | None = None
+    is_open_ended: bool = False
 
     @property
     def sampling(self) -> SamplingParams:
@@ -99,6 +102,15 @@ class GenerationRequest:
     @property
     def num_prompt_tokens(self) -> int:
         return sum(len(prompt.token_ids) for prompt in self.prompts)
+
+    @property
+    def num_reserved_tokens(self) -> int:
+        """Tokens that prompts and answers may take together; open-ended answers may yet take more."""
+        most = OPEN_ANSWER_TOKENS if self.is_open_ended else sys.maxsize
+        return sum(
+            len(prompt.token_ids) + prompt.sampling.num_seqs * min(prompt.sampling.max_tokens, most)
+            for prompt in self.prompts
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +201,7 @@ def complete(
         logprobs=checked.logprobs,
         keeps_stop=checked.keeps_stop,
         clamped_from=wanted if wanted is not None and wanted > min(rooms) else None,
+        is_open_ended=wanted is None,
     )
 
 

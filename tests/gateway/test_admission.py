@@ -8,6 +8,7 @@ import pytest
 
 from gateway.admission import Admission
 from gateway.errors import ApiError
+from gateway.service_rate import ServiceRate
 
 
 async def test_one_permit_too_many_is_429_with_a_hint() -> None:
@@ -38,3 +39,31 @@ async def test_idle_is_when_the_last_permit_goes() -> None:
         await asyncio.sleep(0)
         assert not waiter.done()
     await asyncio.wait_for(waiter, 5)
+
+
+async def test_tokens_are_bounded_and_released_too() -> None:
+    admission = Admission(10, max_tokens=100)
+    with admission.permit(num_tokens=60):
+        with admission.permit(num_tokens=40):
+            assert admission.tokens == 100
+            with pytest.raises(ApiError) as caught, admission.permit(num_tokens=1):
+                pass
+        assert (caught.value.status, admission.tokens, admission.in_flight) == (429, 60, 1)
+        with pytest.raises(ApiError) as caught, admission.permit(num_tokens=101):
+            pass
+    assert (caught.value.status, caught.value.retry_after_s) == (400, None)  # it could never come in
+    assert admission.tokens == 0
+
+
+async def test_the_hint_is_when_enough_will_have_been_served() -> None:
+    rate = ServiceRate()
+    rate.note_step(100, 1.0)
+    admission = Admission(4, max_tokens=2000, rate=rate)
+    with admission.permit(4, num_tokens=1600):
+        with pytest.raises(ApiError) as caught, admission.permit(3):
+            pass
+        assert caught.value.retry_after_s == 12  # three places of 400 tokens each
+    with admission.permit(num_tokens=1600):
+        with pytest.raises(ApiError) as caught, admission.permit(num_tokens=1100):
+            pass
+        assert caught.value.retry_after_s == 7

@@ -1,0 +1,38 @@
+"""How fast the engine serves tokens, and how long it will be until there is room again.
+
+Pure. The rate is of the last seconds in which the engine worked: each step adds its tokens and its seconds
+to two sums whose past fades by half in ``_HALF_LIFE_S`` of work. Time in which there was nothing to do does
+not count, so a rate measured before a pause stands after it.
+"""
+
+from __future__ import annotations
+
+_HALF_LIFE_S = 5.0
+MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
+
+
+class ServiceRate:
+    """Prompt and answer tokens per second of work."""
+
+    def __init__(self) -> None:
+        self._total = 0
+        self._tokens = 0.0
+        self._seconds = 0.0
+
+    def note_step(self, total_tokens: int, seconds: float) -> None:
+        """A step took so long; the engine has served ``total_tokens`` since it started."""
+        served, self._total = total_tokens - self._total, total_tokens
+        fade = 0.5 ** (seconds / _HALF_LIFE_S)
+        self._tokens = self._tokens * fade + served
+        self._seconds = self._seconds * fade + seconds
+
+    @property
+    def tokens_per_s(self) -> float:
+        """0 until something was served."""
+        return self._tokens / self._seconds if self._seconds else 0.0
+
+    def retry_after_s(self, num_tokens: float) -> float:
+        """When so many tokens will have been served, within what a client can make use of."""
+        if not self._tokens:
+            return MIN_RETRY_S
+        return min(max(num_tokens / self.tokens_per_s, MIN_RETRY_S), MAX_RETRY_S)

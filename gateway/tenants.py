@@ -1,0 +1,108 @@
+"""Who a key belongs to: tenants, their keys' digests, and the salt that keeps their caches apart.
+
+Pure. A key is looked up by its SHA-256: what a caller can vary is hashed before anything is compared, so
+the time of the look-up tells nothing about any key, and no key is kept. A plain hash is right here because
+keys are random: of 256 random bits none can be found by trying, however fast the hash; slow hashes are for
+what people choose. The salt comes from the tenant, never from a caller or a key: all keys of a tenant find
+what any of them computed, and a new key finds it too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gateway.limits import NO_LIMITS, Limits
+
+API_KEY_PREFIX = "api-key-"
+"""Names of tenants that are one ``--api-key`` each; no other tenant's begins so."""
+EMPTY_DIGEST = hashlib.sha256(b"").digest()
+"""Of no key at all, which must not be one."""
+_NEW_KEY_PREFIX = "tg-"
+_NEW_KEY_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who gets a share, a cache and limits of its own.
+
+    ``name`` is never derived from a key. ``is_listed``: it is in the keys file, so that its name may label
+    metrics. ``allows_priority``: it may ask for more than the default priority among its own requests.
+    """
+
+    name: str
+    cache_salt: bytes = field(repr=False)
+    weight: float = 1.0
+    limits: Limits = NO_LIMITS
+    allows_priority: bool = True
+    is_listed: bool = False
+
+
+ANONYMOUS = Tenant(name="", cache_salt=b"")
+"""Everybody, on a server without keys."""
+
+
+class Keyring:
+    """Tenants by the digest of their keys. Never changes; a reload makes another."""
+
+    def __init__(self, tenants_by_digest: Mapping[bytes, Tenant]) -> None:
+        self._tenants = dict(tenants_by_digest)
+
+    def __len__(self) -> int:
+        return len(self._tenants)
+
+    def find(self, key: bytes) -> Tenant | None:
+        """Whose key this is; None if it is nobody's."""
+        return self._tenants.get(hashlib.sha256(key).digest())
+
+    def __repr__(self) -> str:
+        return f"Keyring({len(self)} keys)"
+
+
+@dataclass(frozen=True, slots=True)
+class ListedTenant:
+    """A tenant of the keys file, with the SHA-256 digests of its keys."""
+
+    tenant: Tenant
+    digests: tuple[bytes, ...] = field(repr=False)
+
+
+class DuplicateKeyError(ValueError):
+    """Two tenants have the same key, so that nobody can say whose it is."""
+
+
+def make_keyring(api_keys: Sequence[str], listed: Iterable[ListedTenant]) -> Keyring:
+    """Every API key is a tenant of its own. Raises DuplicateKeyError."""
+    found: dict[bytes, Tenant] = {}
+    for number, api_key in enumerate(dict.fromkeys(api_keys), start=1):
+        salt = hashlib.blake2s(api_key.encode()).digest()
+        found[_digest(api_key)] = Tenant(f"{API_KEY_PREFIX}{number}", salt)
+    for entry in listed:
+        for digest in entry.digests:
+            other = found.setdefault(digest, entry.tenant)
+            if other is not entry.tenant:
+                raise DuplicateKeyError(f"{entry.tenant.name} and {other.name} have the same key")
+    return Keyring(found)
+
+
+def salt_of(name: str, cache_group: str | None) -> bytes:
+    """Of a tenant of the keys file. Tenants find each other's blocks if both name one group, only then."""
+    if cache_group is not None:
+        return hashlib.blake2s(cache_group.encode(), person=b"group").digest()
+    return hashlib.blake2s(name.encode(), person=b"tenant").digest()
+
+
+def hash_key(key: str) -> str:
+    """What the keys file has instead of a key: its SHA-256, in hex."""
+    return _digest(key).hex()
+
+
+def new_key() -> str:
+    """A key of 256 random bits."""
+    return _NEW_KEY_PREFIX + secrets.token_urlsafe(_NEW_KEY_BYTES)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", errors="surrogateescape")).digest()
