@@ -45,15 +45,16 @@ class Server:
         self.port = port
         self._log = log
 
-    def complete(self, prompt: str, max_tokens: int = 4) -> Answer:
-        """Stream a greedy completion."""
+    def complete(self, prompt: str, max_tokens: int = 4, key: str = "none") -> Answer:
+        """Stream a greedy completion, with an API key."""
         body = {
             "model": "served", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True,
             "stream_options": {"include_usage": True}, "ignore_eos": True,
         }  # fmt: skip
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         started = time.perf_counter()
-        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
         response = connection.getresponse()
         if response.status != 200:
             raise RuntimeError(f"{response.status}: {response.read()[:500]!r}")

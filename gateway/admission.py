@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gateway.errors import ApiError, ErrorKind
-from gateway.service_rate import ServiceRate
+from gateway.service_rate import ReturnLine, ServiceRate
 
 
 class Admission:
@@ -27,7 +27,7 @@ class Admission:
         assert max_in_flight > 0 and max_tokens > 0
         self._max_in_flight = max_in_flight
         self._max_tokens = max_tokens
-        self._rate = rate or ServiceRate()
+        self._line = ReturnLine(rate or ServiceRate())
         self._in_flight = 0
         self._tokens = 0
         self._idle = asyncio.Event()
@@ -71,11 +71,17 @@ class Admission:
         excess_seqs = self._in_flight + count - self._max_in_flight
         excess_tokens = self._tokens + num_tokens - self._max_tokens
         if excess_seqs > 0 or excess_tokens > 0:
+            mean = self._tokens / max(self._in_flight, 1)
+            retry_after_s = self._line.retry_after_s(
+                max(excess_tokens, excess_seqs * mean),
+                max(
+                    num_tokens, count * mean
+                ),  # before its prompt is read it is taken for one like the others
+                asyncio.get_running_loop().time(),
+            )
             raise ApiError(
                 ErrorKind.BUSY,
                 f"The server is busy with {self._in_flight} sequences of up to {self._tokens} tokens in all;"
                 " try again later.",
-                retry_after_s=self._rate.retry_after_s(
-                    max(excess_tokens, excess_seqs * self._tokens / max(self._in_flight, 1))
-                ),
+                retry_after_s=retry_after_s,
             )

@@ -31,8 +31,24 @@ class ServiceRate:
         """0 until something was served."""
         return self._tokens / self._seconds if self._seconds else 0.0
 
-    def retry_after_s(self, num_tokens: float) -> float:
-        """When so many tokens will have been served, within what a client can make use of."""
-        if not self._tokens:
+
+class ReturnLine:
+    """When those who find no room should come back: one after the other, as room will be made.
+
+    Who was told to come back is reckoned with until its turn has passed, so that many who are refused at once
+    do not return at once. Bound: two numbers are kept, however many were told.
+    """
+
+    def __init__(self, rate: ServiceRate) -> None:
+        self._rate = rate
+        self._ahead = 0.0
+        self._since_s = 0.0
+
+    def retry_after_s(self, excess: float, asked: float, now_s: float) -> float:
+        """For a request for ``asked`` tokens that would fit if ``excess`` of those inside had been served."""
+        tokens_per_s = self._rate.tokens_per_s
+        if not tokens_per_s:
             return MIN_RETRY_S
-        return min(max(num_tokens / self.tokens_per_s, MIN_RETRY_S), MAX_RETRY_S)
+        ahead = max(self._ahead - (now_s - self._since_s) * tokens_per_s, 0.0)
+        self._ahead, self._since_s = min(ahead + asked, MAX_RETRY_S * tokens_per_s), now_s
+        return min(max((excess + ahead) / tokens_per_s, MIN_RETRY_S), MAX_RETRY_S)

@@ -135,11 +135,12 @@ def test_doctor_reports_for_people_and_for_programs(tmp_path: Path) -> None:
 
 def test_help_names_every_command_and_flag() -> None:
     top = tidegate("--help").stdout
-    assert all(command in top for command in ("serve", "chat", "doctor"))
+    assert all(command in top for command in ("serve", "chat", "doctor", "keys"))
     flags = tidegate("serve", "--help").stdout
     for flag in (
         "--host", "--port", "--dtype", "--max-model-len", "--block-size", "--max-num-seqs", "--seed",
         "--max-num-batched-tokens", "--api-key", "--served-model-name", "--load-format", "--device-kv",
+        "--keys-file", "--max-waiting", "--max-waiting-tokens",
     ):  # fmt: skip
         assert flag in flags
 

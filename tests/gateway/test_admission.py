@@ -63,6 +63,7 @@ async def test_the_hint_is_when_enough_will_have_been_served() -> None:
         with pytest.raises(ApiError) as caught, admission.permit(3):
             pass
         assert caught.value.retry_after_s == 12  # three places of 400 tokens each
+    admission = Admission(4, max_tokens=2000, rate=rate)
     with admission.permit(num_tokens=1600):
         with pytest.raises(ApiError) as caught, admission.permit(num_tokens=1100):
             pass

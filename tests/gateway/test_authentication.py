@@ -1,0 +1,34 @@
+"""Which key opens which path, and that nothing else does. See ``test_app`` too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.gateway.house import House
+
+Make = Callable[..., Any]
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/x", "/tokenize", "/detokenize", "/debug/kv", "/debug/x"])
+@pytest.mark.parametrize("key", ["tenant", "admin", "", "é", "\t", "tenant admin"])
+async def test_each_key_opens_its_own_paths_only(make_house: Make, path: str, key: str) -> None:
+    house: House = await make_house(api_keys=("tenant",), admin_key="admin")
+    reply = await house.request("GET", path, headers={"Authorization": f"Bearer {key}"})
+    fits = key == ("admin" if path.startswith("/debug/") else "tenant")
+    assert (reply.status != 401) == fits
+
+
+@pytest.mark.parametrize("scheme", ["", "Basic ", "Bearer", "Bearer\t", "Token "])
+async def test_a_key_counts_as_a_bearer_token_only(make_house: Make, scheme: str) -> None:
+    house: House = await make_house(api_keys=("tenant",))
+    reply = await house.request("GET", "/v1/models", headers={"Authorization": f"{scheme}tenant"})
+    assert reply.status == 401
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/version"])
+async def test_what_tells_about_the_server_is_open(make_house: Make, path: str) -> None:
+    house: House = await make_house(api_keys=("tenant",), admin_key="admin")
+    assert (await house.request("GET", path)).status == 200
