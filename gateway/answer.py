@@ -29,14 +29,29 @@ class TokenEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class CallPiece:
+    """A stretch of the tool call with this number; its first has the ``name`` and the ``call_id``."""
+
+    index: int
+    arguments: str = ""
+    name: str = ""
+    call_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
-    """A stretch of the answer. ``entries`` is empty unless log probabilities were asked for."""
+    """A stretch of the answer. ``entries`` is empty unless log probabilities were asked for.
+
+    ``thought`` and ``calls`` are no part of the text; there are none unless they are to be told from it.
+    """
 
     text: str = ""
     entries: tuple[TokenEntry, ...] = ()
+    thought: str = ""
+    calls: tuple[CallPiece, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.entries)
+        return bool(self.text or self.entries or self.thought or self.calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +135,7 @@ class AnswerText:
 
     def _cut_entries(self, text: str) -> tuple[TokenEntry, ...]:
         raw = b"".join(token.entry.raw for token in self._open)
-        kept_bytes = _num_bytes_of(raw, len(text))
+        kept_bytes = num_bytes_of(raw, len(text))
         kept_chars = len(text)
         entries = []
         for token in self._open:
@@ -135,7 +150,7 @@ class AnswerText:
         return tuple(entries)
 
 
-def _num_bytes_of(raw: bytes, num_chars: int) -> int:
+def num_bytes_of(raw: bytes, num_chars: int) -> int:
     """Length of the part of ``raw`` that makes up its first ``num_chars`` characters.
 
     Counted through the decoder because invalid bytes become one character each or several together.

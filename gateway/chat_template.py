@@ -9,6 +9,7 @@ that the template yields. Whatever goes wrong inside a template is a TemplateRen
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -16,9 +17,15 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+# Variables that are the server's to set.
+RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
+_NO_VARIABLES: Mapping[str, Any] = {}
+_MAX_PROBE_CHARS = 100_000
 
 
 class TemplateRenderError(ValueError):
@@ -41,20 +48,34 @@ class ChatTemplate:
     ) -> None:
         self._time_limit_s = time_limit_s
         self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
+        self.source = source
         self.knows_developer = "developer" in source
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
         except jinja2.TemplateError as error:
             raise TemplateRenderError(f"The model's chat template cannot be read: {error}") from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]], max_chars: int) -> str:
-        """The prompt, up to and including what opens the assistant's answer."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        max_chars: int,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        opens_answer: bool = True,
+        variables: Mapping[str, Any] = _NO_VARIABLES,
+    ) -> str:
+        """The prompt, up to and including what opens the assistant's answer unless ``opens_answer`` is False.
+
+        ``variables`` are the caller's own; none of ``RESERVED`` may be among them.
+        """
         deadline = time.monotonic() + self._time_limit_s
-        variables = {"messages": messages, "add_generation_prompt": True, "tools": None, "documents": None}
+        known = {**variables, "messages": messages, "add_generation_prompt": opens_answer, "tools": tools}
         pieces: list[str] = []
         size = 0
         try:
-            for piece in self._template.generate(**variables, **self._tokens):
+            for piece in self._template.generate({"documents": None, **known, **self._tokens}):
                 pieces.append(piece)
                 size += len(piece)
                 if size > max_chars:
@@ -69,6 +90,25 @@ class ChatTemplate:
             kind = type(error).__name__
             raise TemplateRenderError(f"The chat template cannot handle these messages ({kind}).") from error
         return "".join(pieces)
+
+    @functools.cached_property
+    def wants_argument_strings(self) -> bool:
+        """Whether it takes the arguments of calls in a conversation as JSON text, and not as objects."""
+        return not self._shows_call({"x": 1}) and self._shows_call('{"x": 1}')
+
+    def _shows_call(self, arguments: Any) -> bool:
+        function = {"name": "f", "arguments": arguments}
+        call = {"id": "call00000", "type": "function", "function": function}
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "name": "f", "tool_call_id": "call00000", "content": "b"},
+        ]
+        try:
+            self.render(messages, _MAX_PROBE_CHARS)
+        except (TemplateRenderError, PromptTooLargeError):
+            return False
+        return True
 
 
 class _GenerationBlock(jinja2.ext.Extension):

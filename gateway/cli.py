@@ -12,12 +12,14 @@ from typing import Any
 import click
 from rich.console import Console
 
+from gateway import thoughts
 from gateway.doctor import run_doctor
 from gateway.keys_command import keys_command
 from gateway.lifecycle import EXIT_USER_ERROR, run_server
 from gateway.options import FiniteFloat, engine_config, engine_options
 from gateway.state import GatewaySettings, package_version
 from gateway.terminal_chat import ChatError, Server, own_server, run_chat
+from gateway.tools.registry import AUTO, FAMILIES, NONE
 
 _DEFAULTS = GatewaySettings()
 _SECONDS = FiniteFloat(min=0, min_open=True)
@@ -92,6 +94,22 @@ def main() -> None:
     show_default=True,
     help="Seconds without a step, while work is pending, after which /health answers 503.",
 )
+@click.option(
+    "--tool-call-parser",
+    default=_DEFAULTS.tool_call_parser,
+    show_default=True,
+    metavar="NAME",
+    help="How the model writes tool calls: auto (by its chat template), none (no tools), "
+    + ", ".join(FAMILIES)
+    + ", or module:Class.",
+)
+@click.option(
+    "--reasoning-parser",
+    type=click.Choice([AUTO, NONE, *thoughts.FAMILIES]),
+    default=_DEFAULTS.reasoning_parser,
+    show_default=True,
+    help="How the model marks its thoughts; auto goes by its chat template.",
+)
 @click.option("--log-level", type=click.Choice(_LOG_LEVELS), default="info", show_default=True)
 def serve_command(**options: Any) -> None:
     """Serve MODEL over HTTP until SIGTERM or Ctrl-C."""
@@ -112,6 +130,8 @@ def serve_command(**options: Any) -> None:
         max_waiting=options["max_waiting"],
         max_waiting_tokens=options["max_waiting_tokens"],
         drain_timeout_s=options["drain_timeout"],
+        tool_call_parser=options["tool_call_parser"],
+        reasoning_parser=options["reasoning_parser"],
     )
     outcome = run_server(config, settings, stall_timeout_s=options["stall_timeout"])
     if outcome.message is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,17 @@ class TokenTable:
     def piece(self, token_id: int) -> bytes:
         """Bytes that the token adds to the text; none for special and for unused ids."""
         return self.pieces[token_id] if 0 <= token_id < len(self.pieces) else b""
+
+    def showing(self, names: Collection[str]) -> TokenTable:
+        """The same table, except that special tokens of these names are text."""
+        shown = {token_id: name for token_id, name in self.skipped.items() if name in names}
+        if not shown:
+            return self
+        pieces = list(self.pieces)
+        for token_id, name in shown.items():
+            pieces[token_id] = name.encode()
+        skipped = {token_id: name for token_id, name in self.skipped.items() if token_id not in shown}
+        return TokenTable(tuple(pieces), skipped)
 
     def label(self, token_id: int) -> tuple[str, bytes]:
         """How to show the token on its own: a printable string, and exact bytes."""

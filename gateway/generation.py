@@ -2,7 +2,7 @@
 
 Runs on the event loop. Sits between the stream (tokens, bounded) and the handler (HTTP): it stops the
 engine's work for a choice at its first stop string, and counts what was generated up to the token that
-completed it.
+completed it. What is thought and what is called is told apart here too, if the request asks for it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from engine.messages import FinishReason
 from gateway.answer import AnswerText, Piece
 from gateway.detokenizer import TokenTable
 from gateway.mailbox import Part
-from gateway.openai.answers import Usage, make_usage
+from gateway.openai.answers import Usage, join, make_usage
 from gateway.openai.validated import GenerationRequest, Prompt
+from gateway.reading import AnswerReader
 from gateway.token_stream import TokenStream
 
 
@@ -39,11 +40,18 @@ class _Choice:
     """The text of one sequence, and what it took to generate it."""
 
     def __init__(self, request: GenerationRequest, prompt: Prompt, table: TokenTable) -> None:
-        self.text = AnswerText(
-            table, request.stops, prompt.sampling.min_tokens, keeps_stop=request.keeps_stop
+        reading = request.reading
+        self._text = AnswerText(
+            table if reading is None else reading.table,
+            request.stops,
+            prompt.sampling.min_tokens,
+            keeps_stop=request.keeps_stop,
         )
+        self._reader = None if reading is None else AnswerReader(reading)
+        self._read: list[Piece] = []  # by the reader, and not taken yet
         self._keeps_stop = request.keeps_stop
         self.num_tokens = 0
+        self.num_thought_tokens = 0
         self.num_cached_tokens = 0
         self.logprob_sum = 0.0
         self.finish_reason: FinishReason | None = None
@@ -58,10 +66,34 @@ class _Choice:
             self.num_tokens += 1
             self.logprob_sum += 0.0 if logprobs is None else logprobs.logprob
             if i < num_text:  # the token that ended the sequence is counted, but is no text
-                self.text.push(token_id, logprobs)
-            if self.text.stopped:
+                self._text.push(token_id, logprobs)
+                if self._reader is not None:
+                    self._read_token(self._reader)
+            if self.stopped:
                 break
-        self.finish_reason = FinishReason.STOP if self.text.stopped else part.finish_reason
+        self.finish_reason = FinishReason.STOP if self.stopped else part.finish_reason
+
+    @property
+    def stopped(self) -> bool:
+        """It ended by what its text says."""
+        return self._text.stopped or (self._reader is not None and self._reader.is_done)
+
+    def take(self) -> Piece:
+        """What can be shown now; all that is left once the choice is over."""
+        if self._reader is None:
+            return self._text.take() if self.finish_reason is None else self._text.finish()
+        if self.finish_reason is not None:
+            self._read += [self._reader.read(self._text.finish()), self._reader.finish()]
+        piece = join(self._read)
+        self._read.clear()
+        return piece
+
+    def _read_token(self, reader: AnswerReader) -> None:
+        """One by one, to count those of the thought."""
+        was_thinking = reader.is_thinking
+        if not self._text.stopped:
+            self._read.append(reader.read(self._text.take()))
+        self.num_thought_tokens += was_thinking or reader.is_thinking
 
 
 class Generation:
@@ -82,7 +114,7 @@ class Generation:
         pieces = tuple(self._advance(index, part) for index, part in sorted(batch.parts.items()))
         if any(choice.finish_reason is None for choice in self._choices):
             for piece in pieces:
-                if self._choices[piece.index].text.stopped:
+                if self._choices[piece.index].stopped:
                     self._stream.release_sequence(piece.index)
             return Progress(pieces)
         self._stream.release()
@@ -107,13 +139,13 @@ class Generation:
     def _advance(self, index: int, part: Part) -> ChoicePiece:
         choice = self._choices[index]
         choice.push(part)
-        is_over = choice.finish_reason is not None
-        return ChoicePiece(
-            index, choice.text.finish() if is_over else choice.text.take(), choice.finish_reason
-        )
+        return ChoicePiece(index, choice.take(), choice.finish_reason)
 
     def _usage(self) -> Usage:
         num_tokens = sum(choice.num_tokens for choice in self._choices)
         firsts = self._choices[:: self._request.sampling.n]  # what a prompt found, all its choices tell
         num_cached = sum(choice.num_cached_tokens for choice in firsts)
-        return make_usage(self._request.num_prompt_tokens, num_tokens, num_cached)
+        num_thought = None
+        if self._request.reading is not None and self._request.reading.thoughts is not None:
+            num_thought = sum(choice.num_thought_tokens for choice in self._choices)
+        return make_usage(self._request.num_prompt_tokens, num_tokens, num_cached, num_thought)

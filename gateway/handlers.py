@@ -252,7 +252,7 @@ class _Answering:
         if opening is not None:
             yield opening
         if part.piece:
-            yield self._format.piece(part.index, part.piece)
+            yield from self._format.piece(part.index, part.piece)
         if part.finish_reason is not None:
             yield self._format.closing(part.index, part.finish_reason.value)
 

@@ -29,6 +29,8 @@ from gateway.detokenizer import UnsupportedTokenizerError
 from gateway.listeners import base_url, bound_listeners
 from gateway.state import GatewaySettings
 from gateway.tenant_register import TenantRegister
+from gateway.thoughts import ReasoningParserError
+from gateway.tools.registry import ToolParserError
 
 log = logging.getLogger("tidegate.gateway")
 
@@ -51,7 +53,7 @@ def run_server(config: EngineConfig, settings: GatewaySettings, *, stall_timeout
         tenants = TenantRegister.open(settings.api_keys, settings.keys_file)
         with bound_listeners(settings.host, settings.port, settings.send_buffer_bytes) as listeners:
             return uvloop.run(_Server(config, settings, tenants, listeners, stall_timeout_s).run())
-    except (ConfigError, UnsupportedTokenizerError) as error:
+    except (ConfigError, UnsupportedTokenizerError, ToolParserError, ReasoningParserError) as error:
         return Outcome(EXIT_USER_ERROR, str(error))
     except EngineStartError as error:
         return Outcome(EXIT_USER_ERROR if error.is_user_error else EXIT_FAULT, str(error))

@@ -18,6 +18,7 @@ from engine.stats import EngineStats
 from gateway.errors import ApiError, ErrorKind
 from gateway.mailbox import ENGINE_DEAD_MESSAGE
 from gateway.metrics import CONTENT_TYPE
+from gateway.openai.chat import Capabilities
 from gateway.request_keys import GATEWAY
 from gateway.state import Gateway
 
@@ -32,6 +33,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     created: int
     owned_by: str = "tidegate"
     max_model_len: int
+    capabilities: Capabilities
 
 
 class ModelList(msgspec.Struct, kw_only=True):
@@ -119,4 +121,9 @@ async def version(request: web.Request) -> web.Response:
 
 
 def _card(gateway: Gateway, name: str) -> ModelCard:
-    return ModelCard(id=name, created=gateway.started_at, max_model_len=gateway.model.window)
+    return ModelCard(
+        id=name,
+        created=gateway.started_at,
+        max_model_len=gateway.model.window,
+        capabilities=gateway.chat.capabilities,
+    )

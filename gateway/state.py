@@ -24,6 +24,7 @@ from gateway.mailbox import SHUTDOWN, StreamFailure, StreamLimits
 from gateway.metrics import Metrics
 from gateway.offload import Offload
 from gateway.openai.chat import ChatEndpoint
+from gateway.openai.chat_style import ChatStyle, choose_style
 from gateway.openai.completions import CompletionsEndpoint
 from gateway.openai.tokens import TokensEndpoint
 from gateway.openai.validated import ModelContext
@@ -45,7 +46,7 @@ class GatewaySettings:
     ``max_waiting`` how many sequences may be in the house beyond it, and ``max_waiting_tokens`` how many
     tokens they may take beyond what the device pool holds. ``send_buffer_bytes`` bounds what the
     kernel holds for a client that does not read. ``linger_s`` is how long a client that is given up may take
-    to read why.
+    to read why. ``tool_call_parser`` and ``reasoning_parser`` are as ``choose_style`` takes them.
     """
 
     host: str = "127.0.0.1"
@@ -67,6 +68,8 @@ class GatewaySettings:
     send_buffer_bytes: int = 64 * 2**10
     offload_threads: int = 2
     stream_limits: StreamLimits = field(default_factory=StreamLimits)
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
 
 
 class OpenStreams:
@@ -109,12 +112,15 @@ class Assets:
 
     codec: TextCodec
     template: ChatTemplate | None
+    style: ChatStyle
     version: str
 
     @classmethod
-    def load(cls, info: EngineInfo) -> Assets:
-        """Blocks for up to a second; raises UnsupportedTokenizerError."""
-        return cls(TextCodec.load(info.tokenizer_dir), _load_template(info), package_version())
+    def load(cls, info: EngineInfo, settings: GatewaySettings) -> Assets:
+        """Blocks for up to a second; raises UnsupportedTokenizerError and what ``choose_style`` raises."""
+        template = _load_template(info)
+        style = choose_style(template, settings.tool_call_parser, settings.reasoning_parser)
+        return cls(TextCodec.load(info.tokenizer_dir), template, style, package_version())
 
 
 class Gateway:
@@ -142,7 +148,7 @@ class Gateway:
             block_size=info.block_size,
         )
         self.completions = CompletionsEndpoint(self.model)
-        self.chat = ChatEndpoint(self.model, assets.template)
+        self.chat = ChatEndpoint(self.model, assets.template, assets.style)
         self.tokens = TokensEndpoint(self.model, self.chat)
         self.offload = Offload(settings.offload_threads)
         self.bodies = BodyReader(
@@ -206,10 +212,10 @@ async def open_gateway(
     """Load the tokenizer and the template of the engine's model.
 
     ``tenants`` are those of the settings, if they are not open yet. Raises UnsupportedTokenizerError or
-    KeysFileError. A chat template that does not parse is left out with a warning:
-    chat then answers 400 and completions work.
+    KeysFileError, and ToolParserError or ReasoningParserError for a parser that does not fit. A chat template
+    that does not parse is left out with a warning: chat then answers 400 and completions work.
     """
-    assets = await asyncio.to_thread(Assets.load, engine.info)
+    assets = await asyncio.to_thread(Assets.load, engine.info, settings)
     if tenants is None:
         tenants = await asyncio.to_thread(TenantRegister.open, settings.api_keys, settings.keys_file)
     return Gateway(engine, settings, assets, tenants)

@@ -41,6 +41,12 @@ DECIDERS = (
     "gateway.openai.wire", "gateway.openai.choices", "gateway.openai.ranges",
     "gateway.openai.validated", "gateway.openai.answers",
     "gateway.openai.completions", "gateway.tenants", "gateway.limits", "gateway.service_rate",
+    "gateway.openai.messages", "gateway.openai.tools",
+    "gateway.openai.tool_grammar", "gateway.openai.text_tools", "gateway.openai.chat_answers",
+    "gateway.reading", "gateway.entry_queue", "gateway.thoughts", "gateway.tools.base",
+    "gateway.tools.call_list", "gateway.tools.extent", "gateway.tools.forced", "gateway.tools.hermes",
+    "gateway.tools.json_calls", "gateway.tools.llama3_json", "gateway.tools.mistral",
+    "gateway.tools.python_values", "gateway.tools.pythonic", "gateway.tools.registry",
     "engine.core", "engine.messages", "engine.stats", "engine.config",
 )  # fmt: skip
 DOING = {"torch", "socket", "threading", "time", "asyncio", "selectors", "concurrent", "datetime"}

@@ -8,14 +8,16 @@ for it.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from gateway.answer import Piece
+from gateway.answer import CallPiece, Piece
 
 _LOWEST_LOGPROB = -9999.0
 
@@ -24,11 +26,18 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct):
+    """``completion_tokens_details`` is there when thoughts are told from what is said."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +65,9 @@ class AnswerFormat(Protocol):
         """First chunk of a choice, if this endpoint has one without text."""
         ...
 
-    def piece(self, index: int, piece: Piece) -> bytes: ...
+    def piece(self, index: int, piece: Piece) -> list[bytes]:
+        """Chunks with what came of a choice."""
+        ...
 
     def closing(self, index: int, finish_reason: str) -> bytes: ...
 
@@ -65,12 +76,15 @@ class AnswerFormat(Protocol):
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes: ...
 
 
-def make_usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+def make_usage(
+    prompt_tokens: int, completion_tokens: int, cached_tokens: int, reasoning_tokens: int | None = None
+) -> Usage:
     return Usage(
         prompt_tokens,
         completion_tokens,
         prompt_tokens + completion_tokens,
         PromptTokensDetails(cached_tokens),
+        UNSET if reasoning_tokens is None else CompletionTokensDetails(reasoning_tokens),
     )
 
 
@@ -78,8 +92,21 @@ def join(pieces: Iterable[Piece]) -> Piece:
     """One piece with everything in it."""
     parts = list(pieces)
     return Piece(
-        "".join(part.text for part in parts), tuple(entry for part in parts for entry in part.entries)
+        "".join(part.text for part in parts),
+        tuple(entry for part in parts for entry in part.entries),
+        "".join(part.thought for part in parts),
+        _join_calls([call for part in parts for call in part.calls]),
     )
+
+
+def _join_calls(stretches: Sequence[CallPiece]) -> tuple[CallPiece, ...]:
+    """Whole calls, in order; the stretches of each follow each other."""
+    calls: list[CallPiece] = []
+    for index, group in itertools.groupby(stretches, key=lambda call: call.index):
+        own = list(group)
+        arguments = "".join(call.arguments for call in own)
+        calls.append(CallPiece(index, arguments, own[0].name, own[0].call_id))
+    return tuple(calls)
 
 
 def finite(logprob: float) -> float:

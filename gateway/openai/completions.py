@@ -128,9 +128,9 @@ class CompletionFormat:
     def opening(self, index: int) -> bytes | None:
         return None
 
-    def piece(self, index: int, piece: Piece) -> bytes:
+    def piece(self, index: int, piece: Piece) -> list[bytes]:
         choice = CompletionChoice(index=index, text=piece.text, logprobs=self._logprobs(index, piece))
-        return self._encode([choice], self._chunk_usage)
+        return [self._encode([choice], self._chunk_usage)]
 
     def closing(self, index: int, finish_reason: str) -> bytes:
         choice = CompletionChoice(index=index, finish_reason=finish_reason)

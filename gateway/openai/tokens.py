@@ -6,11 +6,16 @@ their names.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.errors import bad_request
-from gateway.openai.chat import ChatEndpoint, Message
+from gateway.openai.chat import ChatEndpoint
+from gateway.openai.chat_prompt import Chat, check_variables, make_chat
+from gateway.openai.messages import Message
+from gateway.openai.tools import Tool, offered
 from gateway.openai.validated import ModelContext, check_model, check_text_length, check_token_ids
 from gateway.openai.wire import decode
 
@@ -19,6 +24,11 @@ class TokenizeWire(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
+    tools: list[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
@@ -58,7 +68,7 @@ class TokensEndpoint:
         if (wire.prompt is None) == (wire.messages is None):
             raise bad_request("prompt", "Either 'prompt' or 'messages' is needed.")
         if wire.prompt is None:
-            tokens = self._chat.encode(wire.messages)
+            tokens = self._chat.encode(_chat(wire))
         else:
             check_text_length(len(wire.prompt), self._model, "prompt")
             special = wire.add_special_tokens is None or wire.add_special_tokens
@@ -77,3 +87,13 @@ class TokensEndpoint:
         check_token_ids(wire.tokens, self._model, "tokens")
         raw = b"".join(self._model.codec.table.label(token)[1] for token in wire.tokens)
         return _ENCODER.encode(Detokenized(prompt=raw.decode("utf-8", errors="replace")))
+
+
+def _chat(wire: TokenizeWire) -> Chat:
+    return make_chat(
+        wire.messages or (),
+        offered(wire.tools or ()),
+        check_variables(wire.chat_template_kwargs, wire.reasoning_effort),
+        opens_answer=wire.add_generation_prompt,
+        continues_last=wire.continue_final_message,
+    )

@@ -19,6 +19,7 @@ from gateway.errors import ApiError, ErrorKind, bad_request
 from gateway.openai.choices import Choices, check_choices
 from gateway.openai.ranges import Range
 from gateway.openai.wire import GenerationFields
+from gateway.reading import Reading
 from gateway.tokenizer import TextCodec
 
 MAX_STOP_STRINGS = 4
@@ -76,6 +77,7 @@ class GenerationRequest:
 
     Of the sequences that each prompt's ``sampling`` asks for, ``num_choices`` are shown, with ``logprobs``
     alternatives. ``keeps_stop``: what ended a text is part of it. ``is_open_ended``: it named no max_tokens.
+    With a ``reading`` the answers are more than their text.
     """
 
     model: str
@@ -88,6 +90,7 @@ class GenerationRequest:
     keeps_stop: bool = False
     clamped_from: int | None = None
     is_open_ended: bool = False
+    reading: Reading | None = None
 
     @property
     def sampling(self) -> SamplingParams:
@@ -174,6 +177,7 @@ def complete(
     model: ModelContext,
     param: str,
     default_max_tokens: int | None = None,
+    reading: Reading | None = None,
 ) -> GenerationRequest:
     """Join the checked fields with the prompts' tokens; ``param`` is the field these came from.
 
@@ -202,6 +206,7 @@ def complete(
         keeps_stop=checked.keeps_stop,
         clamped_from=wanted if wanted is not None and wanted > min(rooms) else None,
         is_open_ended=wanted is None,
+        reading=reading,
     )
 
 

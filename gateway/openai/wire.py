@@ -53,7 +53,7 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     safety_identifier: Any = None
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
-    parallel_tool_calls: Any = None
+    parallel_tool_calls: bool | None = None  # works in chats
     # accepted at the values in NEUTRAL only
     store: Any = None
     service_tier: Any = None
@@ -75,19 +75,12 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "suffix": ("",),
     # chat
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
     "modalities": (["text"],),
-    "reasoning_effort": (),
     "verbosity": (),
     "prediction": (),
     "audio": (),
     "web_search_options": (),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "add_generation_prompt": (True,),
 }
 _WIRE = TypeVar("_WIRE", bound=msgspec.Struct)
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)

@@ -31,7 +31,7 @@ async def make_house(tokenizer_dir: str) -> AsyncIterator[Callable[..., Any]]:
     houses: list[House] = []
 
     async def make(**options: Any) -> House:
-        house = await open_house(tokenizer_dir, **options)
+        house = await open_house(options.pop("tokenizer_dir", tokenizer_dir), **options)
         houses.append(house)
         return house
 

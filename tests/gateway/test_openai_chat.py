@@ -38,7 +38,14 @@ def message(role: str, content: Any = None, **fields: Any) -> dict[str, Any]:
         ([message("assistant", "a", tool_calls=[]), message("user", "b")], "assistant\na\nuser\nb\n"),
         ([message("assistant", None, tool_calls=[{"id": "c", "type": "function", "function":
             {"name": "f", "arguments": "{}"}}]), message("tool", "4", tool_call_id="c")],
-         "assistant\n\ntool\n4\n"),
+         'assistant\n<tool_call>{"name": "f", "arguments": {}}</tool_call>\n'
+         "user\n<tool_response>4</tool_response>\n"),
+        ([message("assistant", None, function_call={"name": "f", "arguments": '{"x":1}'}),
+          message("function", "4", name="f"), message("tool", [{"type": "text", "text": "5"}])],
+         'assistant\n<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>\n'
+         "user\n<tool_response>4</tool_response>\n<tool_response>5</tool_response>\n"),
+        ([message("assistant", "a", reasoning_content="hmm", refusal=None)], "assistant\na\n"),
+        ([message("assistant", None, refusal="I won't")], "assistant\nI won't\n"),
         ([message("developer", "be brief"), message("user", "b")], "system\nbe brief\nuser\nb\n"),
         ([message("user", "a"), message("user", "b")], "user\na\nuser\nb\n"),
         ([message("user", []), message("user", "b", name="Ann")], "user\n\nuser\nb\n"),
@@ -59,6 +66,13 @@ async def test_message_forms(make_house: Make, messages: list[dict[str, Any]], p
         ([message("user", "a"), message("wizard", "x")], "messages[1].role"),
         ([message("user", [{"type": "image_url", "image_url": {}}])], "messages[0].content[0].type"),
         ([message("user", [{"type": "text"}])], "messages[0].content[0]"),
+        ([message("user", [{"type": "text", "text": "a"}, {"type": "input_audio", "input_audio": {}}])],
+         "messages[0].content[1].type"),
+        ([message("assistant", [{"type": "refusal", "text": "a"}])], "messages[0].content[0]"),
+        ([message("assistant", None, tool_calls=[{"id": "c"}])], "messages[0].tool_calls[0].function"),
+        ([message("assistant", None, tool_calls=[{"id": "c", "type": "custom", "custom": {"name": "f"}}])],
+         "messages[0].tool_calls[0].type"),
+        ([message("assistant", None, tool_calls=[{"function": {}}])], "messages[0].tool_calls[0].function"),
         ([message("user", "x" * 300)], "messages"), ([message("user", "x" * 5000)], "messages"),
         ([message("user", "")] * 300, "messages"),
     ],
@@ -83,7 +97,10 @@ async def test_the_template_has_the_last_word(make_house: Make) -> None:
 
 async def test_tool_calls_reach_the_template_with_arguments_as_an_object(make_house: Make) -> None:
     house: House = await make_house(
-        info={"chat_template": "{{ messages[0].tool_calls[0].function.arguments.x }}assistant\n\n"}
+        info={
+            "chat_template": "{% if tools %}<tool_call>{% endif %}"
+            "{{ messages[0].tool_calls[0].function.arguments.x }}assistant\n\n"
+        }
     )
     calls = [{"id": "c", "function": {"name": "f", "arguments": '{"x": "deep"}'}}]
     assert await prompt_of(house, [message("assistant", None, tool_calls=calls)]) == "deep"

@@ -94,9 +94,9 @@ async def test_errors_have_the_clients_types(house: House, client: openai.AsyncO
     assert bad.value.param == "temperature"
     with pytest.raises(openai.BadRequestError) as tools:
         await client.chat.completions.create(
-            model="tiny", messages=USER, tools=[{"type": "function", "function": {"name": "f"}}]
+            model="tiny", messages=USER, tools=[{"type": "function", "function": {"name": "no good"}}]
         )
-    assert tools.value.param == "tools"
+    assert tools.value.param == "tools[0].function.name"
     with pytest.raises(openai.AuthenticationError):
         await client.with_options(api_key="wrong").models.list()
 

@@ -81,9 +81,8 @@ def test_a_long_unknown_name_is_clipped() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tools", [{"type": "function"}]), ("tool_choice", "required"), ("tool_choice", {"type": "function"}),
-        ("response_format", {"type": "json_object"}), ("functions", [{}]), ("function_call", {"name": "f"}),
-        ("modalities", ["audio"]), ("reasoning_effort", "low"), ("audio", {}), ("prediction", {}),
+        ("response_format", {"type": "json_object"}),
+        ("modalities", ["audio"]), ("audio", {}), ("prediction", {}),
         ("store", True), ("service_tier", "flex"), ("chat_template", "x"), ("store", 0),
         ("web_search_options", {}), ("verbosity", "low"), ("priority", 3), ("prompt_logprobs", 1),
         ("skip_special_tokens", False),
