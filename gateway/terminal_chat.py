@@ -31,6 +31,14 @@ class ChatError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
+class Stretch:
+    """Some of an answer, or of the thought before it."""
+
+    text: str
+    is_thought: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Server:
     """Where to chat, and with which key."""
 
@@ -80,7 +88,7 @@ class Server:
 
     def answer(
         self, model: str, messages: Sequence[dict[str, str]], temperature: float | None
-    ) -> Generator[str, None, None]:
+    ) -> Generator[Stretch, None, None]:
         """The pieces of the answer as they come. Closing the iterator aborts the request."""
         body: dict[str, Any] = {"model": model, "messages": list(messages), "stream": True}
         if temperature is not None:
@@ -92,7 +100,7 @@ class Server:
                 raise ChatError(f"The answer broke off: {error or type(error).__name__}.") from error
 
 
-def _pieces(lines: Iterable[bytes]) -> Iterator[str]:
+def _pieces(lines: Iterable[bytes]) -> Iterator[Stretch]:
     for line in lines:
         if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
             continue
@@ -100,7 +108,9 @@ def _pieces(lines: Iterable[bytes]) -> Iterator[str]:
         if "error" in event:
             raise ChatError(event["error"]["message"])
         for choice in event["choices"]:
-            yield choice["delta"].get("content") or ""
+            delta = choice["delta"]
+            yield Stretch(delta.get("reasoning_content") or "", is_thought=True)
+            yield Stretch(delta.get("content") or "")
 
 
 def _error_message(response: http.client.HTTPResponse) -> str:
@@ -184,18 +194,23 @@ class _Chat:
     def take_turn(self, line: str) -> None:
         """One question and its answer; an answer that was stopped or failed stays out of the history."""
         question = {"role": "user", "content": line}
-        started, pieces = time.monotonic(), list[str]()
+        started, said = time.monotonic(), list[str]()
         answer = self._server.answer(self._model, [*self.messages, question], self._temperature)
         try:
             with contextlib.closing(answer):
                 for piece in answer:
-                    self._console.print(piece, end="", markup=False, highlight=False, soft_wrap=True)
-                    pieces.append(piece)
+                    self._show(piece)
+                    if not piece.is_thought:
+                        said.append(piece.text)
         except KeyboardInterrupt:
             self._console.print("\n[dim]stopped; this turn is forgotten[/dim]")
             return
         except ChatError as error:
             self._console.print(f"\n[red]{escape(str(error))}[/red]")
             return
-        self.messages += [question, {"role": "assistant", "content": "".join(pieces)}]
+        self.messages += [question, {"role": "assistant", "content": "".join(said)}]
         self._console.print(f"\n[dim]{time.monotonic() - started:.1f} s[/dim]")
+
+    def _show(self, piece: Stretch) -> None:
+        style = "dim" if piece.is_thought else None
+        self._console.print(piece.text, end="", style=style, markup=False, highlight=False, soft_wrap=True)

@@ -6,6 +6,7 @@ and ``null`` are taken too, since models mix them up.
 
 from __future__ import annotations
 
+import math
 import re
 
 _TOKEN = re.compile(
@@ -130,9 +131,12 @@ def _dict(source: _Source, depth: int) -> dict[str, object]:
 
 def _number(token: str) -> object:
     try:
-        return int(token) if token.lstrip("+-").isdigit() else float(token)
+        number = int(token) if token.lstrip("+-").isdigit() else float(token)
     except ValueError:  # longer than int reads
         raise NoLiteralError from None
+    if not math.isfinite(number):
+        raise NoLiteralError
+    return number
 
 
 def _string(token: str) -> str:

@@ -151,3 +151,26 @@ def test_required_calls_are_an_array_and_references_move_along() -> None:
 
 def test_without_parallel_calls_the_array_has_one() -> None:
     assert schema_of(use(tools=TOOLS, tool_choice="required", parallel_tool_calls=False))["maxItems"] == 1
+
+
+def test_the_grammar_takes_what_the_schemas_take() -> None:
+    llguidance = pytest.importorskip("llguidance")
+    again = {
+        "type": "object",
+        "properties": {"v": {"type": "integer"}, "next": {"$ref": "#"}},
+        "required": ["v"],
+    }
+    found = use(tools=[tool(name="l", parameters=again), tool(name="n")], tool_choice="required")
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(forced_grammar(found).text)
+    tokenizer = llguidance.LLTokenizer("byte")
+    for text, is_valid in (
+        ('[{"name":"l","arguments":{"v":1,"next":{"v":2}}},{"name":"n","arguments":{}}]', True),
+        ('[{"name":"l","arguments":{"v":1,"next":{"v":"2"}}}]', False),
+        ('[{"name":"n","arguments":{"v":1}}]', False),
+        ('[{"name":"m","arguments":{}}]', False),
+        ("[]", False),
+    ):
+        matcher = llguidance.LLMatcher(tokenizer, grammar)
+        tokens = tokenizer.tokenize_str(text)
+        taken = matcher.try_consume_tokens(tokens)
+        assert (taken == len(tokens) and matcher.is_accepting()) is is_valid, text

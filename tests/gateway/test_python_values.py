@@ -46,7 +46,7 @@ def test_constants_of_json_are_taken_too() -> None:
     ["(1)", "(a)", "(a=b)", "(a=f())", "(a=1 b=2)", "(a=[1)", "(a={1: 2})", "(a=1", "(**x)", "(a='x",
      "a=1", "",
      "(a=1)x", "(a=" + "[" * 500, "(a=" + "9" * 5000 + ")", r"(a='\ud800')", r"(a='\U00110000')",
-     "(a=1+2)"],
+     "(a=1+2)", "(a=1e999)"],
 )  # fmt: skip
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(NoLiteralError):
