@@ -179,6 +179,7 @@ class _Chat:
         self._server = server
         self._console = console
         self._temperature = temperature
+        self._is_thinking = False
         self._model = server.model()
         self.messages: list[dict[str, str]] = []
         console.print(f"[bold]{escape(self._model)}[/bold] at {escape(server.url)}. {_HELP}")
@@ -212,5 +213,9 @@ class _Chat:
         self._console.print(f"\n[dim]{time.monotonic() - started:.1f} s[/dim]")
 
     def _show(self, piece: Stretch) -> None:
+        if self._is_thinking and not piece.is_thought and piece.text:
+            self._console.print("\n")
+        if piece.text:
+            self._is_thinking = piece.is_thought
         style = "dim" if piece.is_thought else None
         self._console.print(piece.text, end="", style=style, markup=False, highlight=False, soft_wrap=True)
