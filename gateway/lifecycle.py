@@ -30,7 +30,7 @@ from gateway.listeners import base_url, bound_listeners
 from gateway.state import GatewaySettings
 from gateway.tenant_register import TenantRegister
 from gateway.thoughts import ReasoningParserError
-from gateway.tools.registry import ToolParserError
+from gateway.tools.registry import ToolParserError, check_parser
 
 log = logging.getLogger("tidegate.gateway")
 
@@ -50,6 +50,7 @@ def run_server(config: EngineConfig, settings: GatewaySettings, *, stall_timeout
     """Serve until a signal or the engine's death; blocks."""
     _raise_open_file_limit()
     try:
+        check_parser(settings.tool_call_parser)
         tenants = TenantRegister.open(settings.api_keys, settings.keys_file)
         with bound_listeners(settings.host, settings.port, settings.send_buffer_bytes) as listeners:
             return uvloop.run(_Server(config, settings, tenants, listeners, stall_timeout_s).run())

@@ -86,6 +86,8 @@ class Background:
         (("serve", "--drain-timeout", "inf"), "--drain-timeout"),
         (("serve", "--device-kv", "9" * 400), "--device-kv"),
         (("serve", "--api-key", ""), "--api-key"),
+        (("serve", "--tool-call-parser", "nobody"), "nobody"),
+        (("serve", "--reasoning-parser", "nobody"), "nobody"),
         (("serve", "--admin-key", ""), "--admin-key"),
         (("serve", "/tmp/\udcff"), "UTF-8"),
         (("chat", "--url", "localhost:8000"), "http://"),
@@ -138,6 +140,7 @@ def test_help_names_every_command_and_flag() -> None:
     assert all(command in top for command in ("serve", "chat", "doctor", "keys"))
     flags = tidegate("serve", "--help").stdout
     for flag in (
+        "--tool-call-parser", "--reasoning-parser",
         "--host", "--port", "--dtype", "--max-model-len", "--block-size", "--max-num-seqs", "--seed",
         "--max-num-batched-tokens", "--api-key", "--served-model-name", "--load-format", "--device-kv",
         "--keys-file", "--max-waiting", "--max-waiting-tokens",

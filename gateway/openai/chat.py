@@ -31,7 +31,7 @@ from gateway.openai.validated import (
     check_fields,
     complete,
 )
-from gateway.openai.wire import GenerationFields, decode
+from gateway.openai.wire import NEUTRAL, GenerationFields, decode
 from gateway.reading import Calls, Reading, Thoughts
 from gateway.tools.base import ToolCallParser
 from gateway.tools.forced import NamedCallParser, RequiredCallsParser
@@ -60,9 +60,10 @@ class ChatWire(GenerationFields, kw_only=True, forbid_unknown_fields=True):
 
 
 class Capabilities(msgspec.Struct, kw_only=True):
-    """What chats with this model can have."""
+    """What requests for this model can have."""
 
     chat: bool
+    structured_output: bool
     tools: bool
     tool_call_parser: str | None
     reasoning_parser: str | None
@@ -86,6 +87,7 @@ class ChatEndpoint:
         self._table_with_calls = self._table.showing(call_marks)
         self.capabilities = Capabilities(
             chat=template is not None,
+            structured_output="response_format" not in NEUTRAL,
             tools=template is not None and style.tools is not None,
             tool_call_parser=None if style.tools is None else style.tools.name,
             reasoning_parser=None if style.thoughts is None else style.thoughts.name,

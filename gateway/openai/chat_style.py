@@ -9,7 +9,16 @@ from dataclasses import dataclass
 
 from gateway.chat_template import ChatTemplate
 from gateway.thoughts import ThoughtMarks, marks_of
-from gateway.tools.registry import AUTO, HERMES, NONE, ToolFamily, ToolParserError, family_named, family_of
+from gateway.tools.registry import (
+    AUTO,
+    HERMES,
+    NONE,
+    ToolFamily,
+    ToolParserError,
+    check_parser,
+    family_named,
+    family_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +40,7 @@ def choose_style(
     source = None if template is None else template.source
     thoughts = marks_of(reasoning_parser, source)
     if template is None or tool_call_parser == NONE:
-        if tool_call_parser not in (AUTO, NONE):
-            family_named(tool_call_parser)
+        check_parser(tool_call_parser)
         in_text = template is None or "tools" not in template.variables
         return ChatStyle(None, thoughts, in_text)
     if "tools" not in template.variables:

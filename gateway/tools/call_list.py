@@ -76,5 +76,5 @@ class CallList:
                 yield self._separator, _Stage.ITEM
             if self._closing:
                 yield self._closing, _Stage.CLOSED if self._end else _Stage.OVER
-        if self._end:
+        if self._end and self._stage is not _Stage.BEFORE:
             yield self._end, _Stage.OVER

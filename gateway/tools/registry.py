@@ -72,6 +72,12 @@ def family_of(template: str) -> ToolFamily | None:
     return None
 
 
+def check_parser(spec: str) -> None:
+    """Raises ToolParserError if ``spec`` is neither ``auto`` nor ``none`` nor names a family."""
+    if spec not in (AUTO, NONE):
+        family_named(spec)
+
+
 def family_named(spec: str) -> ToolFamily:
     """The family that ``spec`` names: built in, or a ``module:Class``. Raises ToolParserError."""
     if spec in FAMILIES:

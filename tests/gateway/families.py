@@ -99,3 +99,8 @@ THINKING_OPENED = (
     THINKING.removesuffix("{% endif %}")
     + "{% if enable_thinking is not defined %}<think>\n{% endif %}{% endif %}"
 )
+# In the manner of DeepSeek R1: always opens a thought.
+ALWAYS_THINKING = (
+    "{% for m in messages %}{{ m.content.split('</think>')[-1] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<think>\n{% endif %}"
+)

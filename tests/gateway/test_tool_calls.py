@@ -209,7 +209,10 @@ async def test_without_parallel_calls_the_answer_ends_at_the_second(make_house: 
          '[{"name":"g","arguments":{}}]', [CALL_G], "tool_calls"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("family", ["mistral", "hermes", families.THINKING_OPENED])
+@pytest.mark.parametrize(
+    "family", ["mistral", "hermes", families.THINKING_OPENED, families.ALWAYS_THINKING],
+    ids=["mistral", "hermes", "thinking", "always_thinking"],
+)  # fmt: skip
 async def test_a_forced_call_has_a_grammar_and_a_parser_of_its_own(
     make_house: Make, family: str, choice: Any, text: str, calls: list[Any], reason: str
 ) -> None:
@@ -316,6 +319,7 @@ async def test_thoughts_go_by_both_names_and_are_counted(make_house: Make) -> No
 @pytest.mark.parametrize(
     ("template", "text", "thought", "said"),
     [
+        (families.ALWAYS_THINKING, "So.\n</think>\n\nHi", "So.", "Hi"),
         (families.THINKING_OPENED, "So.\n</think>\n\nHi", "So.", "Hi"),
         (families.THINKING_OPENED, "So", "So", None),
         (families.THINKING, "<think>So", "So", None), (families.THINKING, "Hi", None, "Hi"),

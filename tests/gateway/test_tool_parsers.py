@@ -97,6 +97,7 @@ CASES: list[tuple[str, str, Read]] = [
      ("", [("f", '{"a":"x","b":[1,-2.5,true,null,{"k":"v"}]}'), ("g", "{}")])),
     ("pythonic", "<|python_start|>[get-the_weather(city=\"S)o\")]<|python_end|>",
      ("", [("get-the_weather", '{"city":"S)o"}')])),
+    ("pythonic", "<|python_end|>", ("<|python_end|>", [])),
     ("pythonic", "[1] is a footnote", ("[1] is a footnote", [])),
     ("pythonic", "[f(1)]", ("[f(1)]", [])),
     ("pythonic", "[f(a=g())]", ("[f(a=g())]", [])),
