@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -20,21 +20,18 @@ from aiohttp.typedefs import Handler
 from engine.client import Engine
 from gateway import handlers, probes
 from gateway.authentication import authenticate
-from gateway.errors import ApiError, ErrorKind
-from gateway.request_keys import (
-    GATEWAY,
-    REQUEST_ID_HEADER,
-    assign_request_id,
-    request_id_of,
-    visitor_of,
-)
+from gateway.connection import Connection
+from gateway.cors import is_preflight
+from gateway.error_answers import INTERNAL, SERVER_NAME, error_response, from_refusal
+from gateway.errors import ApiError
+from gateway.request_body import check_expectation, is_owed_a_body
+from gateway.request_keys import GATEWAY, REQUEST_ID_HEADER, request_id_of, visitor_of
 from gateway.state import Gateway, GatewaySettings, open_gateway
 from gateway.tenant_register import TenantRegister
 
 log = logging.getLogger("tidegate.gateway")
 
 _BACKLOG = 1024
-_MAX_HEADER_BYTES = 16 * 2**10
 
 
 def build_app(gateway: Gateway) -> web.Application:
@@ -42,10 +39,13 @@ def build_app(gateway: Gateway) -> web.Application:
     app = web.Application(middlewares=[_surround])
     app[GATEWAY] = gateway
     app.on_response_prepare.append(_add_headers)
-    app.router.add_post("/v1/completions", handlers.completions)
-    app.router.add_post("/v1/chat/completions", handlers.chat_completions)
-    app.router.add_post("/tokenize", handlers.tokenize)
-    app.router.add_post("/detokenize", handlers.detokenize)
+    for path, handler in (
+        ("/v1/completions", handlers.completions),
+        ("/v1/chat/completions", handlers.chat_completions),
+        ("/tokenize", handlers.tokenize),
+        ("/detokenize", handlers.detokenize),
+    ):
+        app.router.add_post(path, handler, expect_handler=check_expectation)
     app.router.add_get("/v1/models", probes.models)
     app.router.add_get("/v1/models/{name:.+}", probes.model)
     app.router.add_get("/health", probes.health)
@@ -57,25 +57,51 @@ def build_app(gateway: Gateway) -> web.Application:
     return app
 
 
+class _Site(web.BaseSite):
+    """Listens on one bound socket for connections of our own kind."""
+
+    def __init__(
+        self,
+        runner: web.AppRunner,
+        gateway: Gateway,
+        listener: socket.socket,
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        super().__init__(runner, ssl_context=tls, backlog=_BACKLOG)
+        self._gateway = gateway
+        self._listener = listener
+
+    @property
+    def name(self) -> str:
+        return str(self._listener.getsockname())
+
+    async def start(self) -> None:
+        await super().start()
+        server, loop = self._runner.server, asyncio.get_running_loop()
+        assert server is not None
+        handshake_s = self._gateway.settings.connection_limits.head_timeout_s
+        self._server = await loop.create_server(
+            lambda: Connection(server, self._gateway, loop),
+            sock=self._listener,
+            ssl=self._ssl_context,
+            ssl_handshake_timeout=handshake_s if self._ssl_context else None,
+            ssl_shutdown_timeout=self._gateway.settings.linger_s if self._ssl_context else None,
+            backlog=self._backlog,
+        )
+
+
 @asynccontextmanager
-async def running_site(gateway: Gateway, listeners: Sequence[socket.socket]) -> AsyncIterator[None]:
+async def running_site(
+    gateway: Gateway, listeners: Sequence[socket.socket], tls: ssl.SSLContext | None = None
+) -> AsyncIterator[None]:
     """Listen on bound sockets. Leaving closes every connection."""
-    settings = gateway.settings
     runner = web.AppRunner(
-        build_app(gateway),
-        handler_cancellation=True,
-        handle_signals=False,
-        access_log=None,
-        keepalive_timeout=settings.idle_connection_s,
-        lingering_time=settings.linger_s,
-        max_line_size=_MAX_HEADER_BYTES,
-        max_field_size=_MAX_HEADER_BYTES,
-        shutdown_timeout=1.0,
+        build_app(gateway), handler_cancellation=True, handle_signals=False, shutdown_timeout=1.0
     )
     await runner.setup()
     try:
         for listener in listeners:
-            await web.SockSite(runner, listener, backlog=_BACKLOG).start()
+            await _Site(runner, gateway, listener, tls).start()
         yield
     finally:
         await runner.cleanup()
@@ -89,6 +115,7 @@ async def serve(
     on_started: Callable[[], None] = lambda: None,
     hurry: asyncio.Event | None = None,
     tenants: TenantRegister | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Serve until ``stop`` is set, then drain until ``hurry`` is. The caller closes the engine.
 
@@ -97,7 +124,7 @@ async def serve(
     """
     gateway = await open_gateway(engine, settings, tenants)
     try:
-        async with running_site(gateway, listeners):
+        async with running_site(gateway, listeners, tls):
             on_started()
             await stop.wait()
             await gateway.drain(settings.drain_timeout_s, hurry)
@@ -110,52 +137,39 @@ async def serve(
 
 @web.middleware
 async def _surround(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Request id, API key, and one JSON shape for every error."""
-    assign_request_id(request)
+    """Preflights, API key, and one JSON shape for every error."""
+    gateway = request.app[GATEWAY]
     try:
+        if gateway.cors is not None and is_preflight(request.method, request.headers):
+            return web.Response(status=204, headers=gateway.cors.preflight())
         authenticate(request)
         return await handler(request)
     except ApiError as error:
-        return _error_response(error)
-    except web.HTTPException as error:
-        return _error_response(_from_http(error), error)
+        return error_response(gateway.metrics, error)
+    except web.HTTPException as refusal:
+        return error_response(gateway.metrics, from_refusal(refusal), refusal)
     except ConnectionResetError:
         raise
     except Exception:
-        log.exception("request %s to %s failed", request_id_of(request), request.path)
-        return _error_response(ApiError(ErrorKind.INTERNAL, "The server failed to handle this request."))
-
-
-def _from_http(error: web.HTTPException) -> ApiError:
-    if error.status == 404:
-        return ApiError(ErrorKind.NOT_FOUND, "There is nothing at this path.")
-    if error.status == 405:
-        return ApiError(ErrorKind.METHOD_NOT_ALLOWED, "This path does not take that method.")
-    if error.status == 413:
-        return ApiError(ErrorKind.BODY_TOO_LARGE, "The body is too large.")
-    return ApiError(ErrorKind.BAD_REQUEST, error.reason)
-
-
-def _error_response(error: ApiError, original: web.HTTPException | None = None) -> web.Response:
-    response = web.Response(body=error.body(), status=error.status, content_type="application/json")
-    if error.retry_after_s is not None:
-        response.headers["Retry-After"] = str(math.ceil(error.retry_after_s))
-        response.headers["retry-after-ms"] = str(math.ceil(error.retry_after_s * 1000))
-    if error.kind is ErrorKind.UNAUTHORIZED:
-        response.headers["WWW-Authenticate"] = "Bearer"
-    if original is not None and "Allow" in original.headers:
-        response.headers["Allow"] = original.headers["Allow"]
-    if error.kind in (ErrorKind.SHUTDOWN, ErrorKind.BODY_TOO_LARGE, ErrorKind.BODY_TIMEOUT):
-        response.force_close()
-    return response
+        log.exception("request %s to %r failed", request_id_of(request), request.rel_url.raw_path[:100])
+        return error_response(gateway.metrics, INTERNAL)
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    headers = response.headers
+    gateway, headers = request.app[GATEWAY], response.headers
     headers[REQUEST_ID_HEADER] = request_id_of(request)
     headers.setdefault("Cache-Control", "no-cache")
     headers.setdefault("X-Accel-Buffering", "no")
-    headers["Server"] = "tidegate"
+    headers["Server"] = SERVER_NAME
     visitor = visitor_of(request)
     if visitor is not None:
         headers.update(visitor.rate_limit_headers())
+    if gateway.cors is not None:
+        headers.update(gateway.cors.headers(request.headers))
+    if not response.keep_alive:
+        return
+    if gateway.draining or is_owed_a_body(request):
+        response.force_close()
+        headers["Connection"] = "close"
+    else:  # a client's pool may keep the connection for so long
+        headers["Keep-Alive"] = f"timeout={int(gateway.settings.connection_limits.idle_timeout_s)}"

@@ -12,16 +12,20 @@ from typing import Any
 import click
 from rich.console import Console
 
+from engine.config import ConfigError
 from gateway import thoughts
+from gateway.connection_limits import ConnectionLimits
+from gateway.cors import parse_origin
 from gateway.doctor import run_doctor
 from gateway.keys_command import keys_command
 from gateway.lifecycle import EXIT_USER_ERROR, run_server
-from gateway.options import FiniteFloat, engine_config, engine_options
+from gateway.options import FiniteFloat, engine_config, engine_options, tls_files, tls_options
 from gateway.state import GatewaySettings, package_version
 from gateway.terminal_chat import ChatError, Server, own_server, run_chat
 from gateway.tools.registry import AUTO, FAMILIES, NONE
 
 _DEFAULTS = GatewaySettings()
+_LIMITS = _DEFAULTS.connection_limits
 _SECONDS = FiniteFloat(min=0, min_open=True)
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -50,7 +54,8 @@ def main() -> None:
     "--api-key",
     multiple=True,
     envvar="TIDEGATE_API_KEY",
-    help="Key that clients must send; may be given more than once.  [default: none needed]",
+    help="Key that clients must send; may be given more than once. Better set as TIDEGATE_API_KEY, which `ps`"
+    " does not show.  [default: none needed]",
 )
 @click.option(
     "--keys-file",
@@ -59,7 +64,19 @@ def main() -> None:
     help="TOML or JSON file of tenants, hashed keys and limits (docs/tenants.md); read again on SIGHUP.",
 )
 @click.option(
-    "--admin-key", envvar="TIDEGATE_ADMIN_KEY", help="Key for /debug/*.  [default: those paths are off]"
+    "--admin-key",
+    envvar="TIDEGATE_ADMIN_KEY",
+    help="Key for /debug/*; better set as TIDEGATE_ADMIN_KEY.  [default: those paths are off]",
+)
+@tls_options
+@click.option(
+    "--cors-origin",
+    "cors_origins",
+    callback=lambda context, parameter, values: _origins(values),
+    multiple=True,
+    metavar="ORIGIN",
+    help="Let web pages of this origin (https://chat.example, or * for all) read answers; may be given more"
+    " than once.  [default: none]",
 )
 @click.option(
     "--served-model-name",
@@ -79,6 +96,27 @@ def main() -> None:
     default=_DEFAULTS.max_waiting_tokens,
     show_default=True,
     help="Tokens, prompts and answers, that requests in the house may take beyond the KV pool; more get 429.",
+)
+@click.option(
+    "--max-connections",
+    type=click.IntRange(min=1),
+    default=_LIMITS.max_connections,
+    show_default=True,
+    help="Connections that may be open at a time; more get 503.",
+)
+@click.option(
+    "--header-timeout",
+    type=_SECONDS,
+    default=_LIMITS.head_timeout_s,
+    show_default=True,
+    help="Seconds that a request's headers may take to arrive.",
+)
+@click.option(
+    "--keepalive-timeout",
+    type=_SECONDS,
+    default=_LIMITS.idle_timeout_s,
+    show_default=True,
+    help="Seconds that a connection may be idle between two requests.",
 )
 @click.option(
     "--drain-timeout",
@@ -118,13 +156,20 @@ def serve_command(**options: Any) -> None:
     for flag, keys in (("--api-key", options["api_key"]), ("--admin-key", (options["admin_key"],))):
         if "" in keys:
             raise click.BadParameter(f"{flag} is empty; leave it out, or give a key.")
-    config = engine_config(options, log_level)
+    config, tls = engine_config(options, log_level), tls_files(options)
     settings = GatewaySettings(
         host=options["host"],
         port=options["port"],
         api_keys=options["api_key"],
         keys_file=options["keys_file"],
         admin_key=options["admin_key"],
+        tls=tls,
+        cors_origins=options["cors_origins"],
+        connection_limits=ConnectionLimits(
+            max_connections=options["max_connections"],
+            head_timeout_s=options["header_timeout"],
+            idle_timeout_s=options["keepalive_timeout"],
+        ),
         served_model_names=options["served_model_name"],
         max_num_seqs=config.max_num_seqs,
         max_waiting=options["max_waiting"],
@@ -161,6 +206,7 @@ def chat_command(url: str | None, api_key: str | None, temperature: float | None
 
 @main.command("doctor", short_help="Show what was found here and what a server would do with it.")
 @engine_options
+@tls_options
 @click.option(
     "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Also write the report here."
 )
@@ -169,13 +215,25 @@ def doctor_command(json_path: Path | None, **options: Any) -> None:
     _set_up_logging("warning")
     if json_path is not None and not json_path.parent.is_dir():
         raise click.BadParameter(f"there is no directory {json_path.parent}.", param_hint="--json")
-    diagnosis = run_doctor(engine_config(options, "warning"), Console(highlight=False))
+    tls = tls_files(options)
+    try:
+        diagnosis = run_doctor(engine_config(options, "warning"), tls, Console(highlight=False))
+    except ConfigError as error:
+        click.echo(f"tidegate: {error}", err=True)
+        sys.exit(EXIT_USER_ERROR)
     if json_path is not None:
         _write_json(json_path, diagnosis.as_json())
     sys.exit(diagnosis.exit_status)
 
 
 main.add_command(keys_command)
+
+
+def _origins(given: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        return tuple(map(parse_origin, given))
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 def _write_json(path: Path, report: dict[str, Any]) -> None:

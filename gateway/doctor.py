@@ -24,6 +24,7 @@ from engine.config import EngineConfig
 from engine.messages import EngineInfo
 from gateway.lifecycle import EXIT_FAULT, EXIT_USER_ERROR
 from gateway.state import package_version
+from gateway.tls import ServerTls, TlsFiles
 
 _PACKAGES = ("torch", "numba", "transformers", "aiohttp", "uvloop")
 
@@ -62,9 +63,9 @@ class Diagnosis:
         }
 
 
-async def diagnose(config: EngineConfig) -> Diagnosis:
-    """Look at the machine and start an engine with ``config``."""
-    machine = _look_at_machine()
+async def diagnose(config: EngineConfig, tls: TlsFiles | None) -> Diagnosis:
+    """Look at the machine and start an engine with ``config``. Raises ConfigError for ``tls``."""
+    machine = (*_look_at_machine(), _describe_protocol(tls))
     try:
         client = await EngineClient.start(msgspec.structs.replace(config, is_probe=True))
     except EngineStartError as error:
@@ -74,10 +75,10 @@ async def diagnose(config: EngineConfig) -> Diagnosis:
     return Diagnosis(machine, _describe(info), (*_machine_warnings(), *_engine_warnings(info)), None)
 
 
-def run_doctor(config: EngineConfig, console: Console) -> Diagnosis:
-    """Diagnose and print the report."""
+def run_doctor(config: EngineConfig, tls: TlsFiles | None, console: Console) -> Diagnosis:
+    """Diagnose and print the report. Raises ConfigError for ``tls``."""
     with console.status("starting an engine with these options"):
-        diagnosis = asyncio.run(diagnose(config))
+        diagnosis = asyncio.run(diagnose(config, tls))
     for title, findings in (("machine", diagnosis.machine), ("engine", diagnosis.engine)):
         if findings:
             console.print(_table(title, findings))
@@ -111,6 +112,13 @@ def _look_at_machine() -> tuple[Finding, ...]:
         Finding("python", platform.python_version(), platform.python_version()),
         Finding("packages", ", ".join(" ".join(item) for item in versions.items()), versions),
     )
+
+
+def _describe_protocol(tls: TlsFiles | None) -> Finding:
+    if tls is None:
+        return Finding("protocol", "http", "http")
+    ServerTls(tls)
+    return Finding("protocol", f"https, with the certificate in {tls.certfile}", "https")
 
 
 def _describe(info: EngineInfo) -> tuple[Finding, ...]:

@@ -1,14 +1,16 @@
-"""What can go wrong for a client, in one table: cause, HTTP status, OpenAI type and code.
+"""What can go wrong for a client, in one table: cause, HTTP status, OpenAI type and code, close code, label.
 
 Pure. Every answer that is not a success is built here, so that its body is short, always valid
-JSON, never an echo of the input and never a stack trace. ``ErrorKind.value`` is the label of the
-``outcome`` metric.
+JSON, never an echo of the input and never a stack trace. ``ErrorKind.value`` is the metrics' label of
+the cause. ``docs/errors.md`` shows the table, and a test holds the page to it.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import msgspec
 
@@ -21,15 +23,20 @@ class ErrorKind(enum.Enum):
     """Causes that a client can meet."""
 
     BAD_REQUEST = "bad_request"
+    BAD_HTTP = "bad_http"
     UNSUPPORTED = "unsupported"
     CONTEXT_LENGTH = "context_length"
     UNAUTHORIZED = "unauthorized"
     MODEL_NOT_FOUND = "model_not_found"
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
+    HEAD_TIMEOUT = "head_timeout"
     BODY_TIMEOUT = "body_timeout"
     BODY_TOO_LARGE = "body_too_large"
+    URL_TOO_LONG = "url_too_long"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
+    EXPECTATION_FAILED = "expectation_failed"
+    HEADERS_TOO_LARGE = "headers_too_large"
     BUSY = "busy"
     REQUEST_LIMIT = "request_limit"
     TOKEN_LIMIT = "token_limit"
@@ -39,39 +46,58 @@ class ErrorKind(enum.Enum):
     ENGINE_DEAD = "engine_dead"
     ENGINE_BUSY = "engine_busy"
     SHUTDOWN = "shutdown"
+    TOO_MANY_CONNECTIONS = "too_many_connections"
     TOO_SLOW = "too_slow"
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class Shape:
+    """How a cause is told: as an HTTP answer, and as the end of a WebSocket.
+
+    ``close_code`` is 4000 plus the status where the codes of RFC 6455 have none that says the same.
+    """
+
     status: int
     type: str
-    code: str | None
+    code: str
+    registered_close_code: int | None = None
+
+    @property
+    def close_code(self) -> int:
+        return self.registered_close_code or 4000 + self.status
 
 
+_GOING_AWAY, _UNSUPPORTED_DATA, _TOO_BIG, _INTERNAL, _TRY_AGAIN = 1001, 1003, 1009, 1011, 1013
 _CLIENT, _SERVER = "invalid_request_error", "server_error"
 _SHAPES = {
-    ErrorKind.BAD_REQUEST: _Shape(400, _CLIENT, "invalid_value"),
-    ErrorKind.UNSUPPORTED: _Shape(400, _CLIENT, "unsupported_parameter"),
-    ErrorKind.CONTEXT_LENGTH: _Shape(400, _CLIENT, "context_length_exceeded"),
-    ErrorKind.UNAUTHORIZED: _Shape(401, _CLIENT, "invalid_api_key"),
-    ErrorKind.MODEL_NOT_FOUND: _Shape(404, _CLIENT, "model_not_found"),
-    ErrorKind.NOT_FOUND: _Shape(404, _CLIENT, "not_found"),
-    ErrorKind.METHOD_NOT_ALLOWED: _Shape(405, _CLIENT, "method_not_allowed"),
-    ErrorKind.BODY_TIMEOUT: _Shape(408, _CLIENT, "request_timeout"),
-    ErrorKind.BODY_TOO_LARGE: _Shape(413, _CLIENT, "request_too_large"),
-    ErrorKind.UNSUPPORTED_MEDIA_TYPE: _Shape(415, _CLIENT, "unsupported_media_type"),
-    ErrorKind.BUSY: _Shape(429, "rate_limit_error", "server_busy"),
-    ErrorKind.REQUEST_LIMIT: _Shape(429, "requests", "rate_limit_exceeded"),
-    ErrorKind.TOKEN_LIMIT: _Shape(429, "tokens", "rate_limit_exceeded"),
-    ErrorKind.ABOVE_LIMIT: _Shape(400, _CLIENT, "above_rate_limit"),  # a 429 would be tried again
-    ErrorKind.INTERNAL: _Shape(500, _SERVER, "internal_error"),
-    ErrorKind.REQUEST_FAILED: _Shape(500, _SERVER, "request_failed"),
-    ErrorKind.ENGINE_DEAD: _Shape(503, _SERVER, "engine_dead"),
-    ErrorKind.ENGINE_BUSY: _Shape(503, _SERVER, "engine_busy"),
-    ErrorKind.SHUTDOWN: _Shape(503, _SERVER, "shutting_down"),
-    ErrorKind.TOO_SLOW: _Shape(408, _SERVER, "client_too_slow"),
+    ErrorKind.BAD_REQUEST: Shape(400, _CLIENT, "invalid_value"),
+    ErrorKind.BAD_HTTP: Shape(400, _CLIENT, "invalid_http"),
+    ErrorKind.UNSUPPORTED: Shape(400, _CLIENT, "unsupported_parameter"),
+    ErrorKind.CONTEXT_LENGTH: Shape(400, _CLIENT, "context_length_exceeded"),
+    ErrorKind.UNAUTHORIZED: Shape(401, _CLIENT, "invalid_api_key"),
+    ErrorKind.MODEL_NOT_FOUND: Shape(404, _CLIENT, "model_not_found"),
+    ErrorKind.NOT_FOUND: Shape(404, _CLIENT, "not_found"),
+    ErrorKind.METHOD_NOT_ALLOWED: Shape(405, _CLIENT, "method_not_allowed"),
+    ErrorKind.HEAD_TIMEOUT: Shape(408, _CLIENT, "request_timeout"),
+    ErrorKind.BODY_TIMEOUT: Shape(408, _CLIENT, "request_timeout"),
+    ErrorKind.BODY_TOO_LARGE: Shape(413, _CLIENT, "request_too_large", _TOO_BIG),
+    ErrorKind.URL_TOO_LONG: Shape(414, _CLIENT, "url_too_long"),
+    ErrorKind.UNSUPPORTED_MEDIA_TYPE: Shape(415, _CLIENT, "unsupported_media_type", _UNSUPPORTED_DATA),
+    ErrorKind.EXPECTATION_FAILED: Shape(417, _CLIENT, "expectation_failed"),
+    ErrorKind.HEADERS_TOO_LARGE: Shape(431, _CLIENT, "headers_too_large"),
+    ErrorKind.BUSY: Shape(429, "rate_limit_error", "server_busy", _TRY_AGAIN),
+    ErrorKind.REQUEST_LIMIT: Shape(429, "requests", "rate_limit_exceeded"),
+    ErrorKind.TOKEN_LIMIT: Shape(429, "tokens", "rate_limit_exceeded"),
+    ErrorKind.ABOVE_LIMIT: Shape(400, _CLIENT, "above_rate_limit"),  # a 429 would be tried again
+    ErrorKind.INTERNAL: Shape(500, _SERVER, "internal_error", _INTERNAL),
+    ErrorKind.REQUEST_FAILED: Shape(500, _SERVER, "request_failed", _INTERNAL),
+    ErrorKind.ENGINE_DEAD: Shape(503, _SERVER, "engine_dead", _INTERNAL),
+    ErrorKind.ENGINE_BUSY: Shape(503, _SERVER, "engine_busy", _TRY_AGAIN),
+    ErrorKind.SHUTDOWN: Shape(503, _SERVER, "shutting_down", _GOING_AWAY),
+    ErrorKind.TOO_MANY_CONNECTIONS: Shape(503, _SERVER, "too_many_connections", _TRY_AGAIN),
+    ErrorKind.TOO_SLOW: Shape(408, _SERVER, "client_too_slow"),
 }
+TABLE: Mapping[ErrorKind, Shape] = MappingProxyType(_SHAPES)
 _FAILURES = {
     FailureKind.ENGINE_DEAD: ErrorKind.ENGINE_DEAD,
     FailureKind.ENGINE_BUSY: ErrorKind.ENGINE_BUSY,

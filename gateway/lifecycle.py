@@ -14,8 +14,8 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import uvloop
 from rich.console import Console
@@ -30,11 +30,13 @@ from gateway.listeners import base_url, bound_listeners
 from gateway.state import GatewaySettings
 from gateway.tenant_register import TenantRegister
 from gateway.thoughts import ReasoningParserError
+from gateway.tls import ServerTls
 from gateway.tools.registry import ToolParserError, check_parser
 
 log = logging.getLogger("tidegate.gateway")
 
 EXIT_FAULT, EXIT_USER_ERROR, EXIT_SIGNALLED = 1, 2, 128
+_OTHER_FILES = 64  # that a server has open besides its clients' connections
 _ONE_STOP_S = 1.0  # signals this close together are one: make and a supervisor may both pass theirs on
 
 
@@ -48,12 +50,13 @@ class Outcome:
 
 def run_server(config: EngineConfig, settings: GatewaySettings, *, stall_timeout_s: float) -> Outcome:
     """Serve until a signal or the engine's death; blocks."""
-    _raise_open_file_limit()
+    settings = _within_open_files(settings, _raise_open_file_limit())
     try:
         check_parser(settings.tool_call_parser)
         tenants = TenantRegister.open(settings.api_keys, settings.keys_file)
+        tls = None if settings.tls is None else ServerTls(settings.tls)
         with bound_listeners(settings.host, settings.port, settings.send_buffer_bytes) as listeners:
-            return uvloop.run(_Server(config, settings, tenants, listeners, stall_timeout_s).run())
+            return uvloop.run(_Server(config, settings, tenants, listeners, tls, stall_timeout_s).run())
     except (ConfigError, UnsupportedTokenizerError, ToolParserError, ReasoningParserError) as error:
         return Outcome(EXIT_USER_ERROR, str(error))
     except EngineStartError as error:
@@ -61,7 +64,10 @@ def run_server(config: EngineConfig, settings: GatewaySettings, *, stall_timeout
 
 
 class _Server:
-    """One run. The first signal lets it drain, a second ends the drain, a third everything."""
+    """One run. The first signal lets it drain, a second ends the drain, a third everything.
+
+    SIGHUP reads keys and certificates again; without any it ends the process, as for any program.
+    """
 
     def __init__(
         self,
@@ -69,12 +75,19 @@ class _Server:
         settings: GatewaySettings,
         tenants: TenantRegister,
         listeners: Sequence[socket.socket],
+        tls: ServerTls | None,
         stall_timeout_s: float,
     ) -> None:
         self._config = config
         self._settings = settings
         self._tenants = tenants
         self._listeners = listeners
+        self._tls = tls
+        self._reloads: list[Callable[[], Awaitable[None]]] = []  # what SIGHUP sets going, in this order
+        if settings.keys_file is not None:
+            self._reloads.append(tenants.reload)
+        if tls is not None:
+            self._reloads.append(tls.reload)
         self._stall_timeout_s = stall_timeout_s
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -89,7 +102,7 @@ class _Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
-        if self._settings.keys_file is not None:
+        if self._reloads:
             loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         try:
             return await self._work
@@ -100,13 +113,14 @@ class _Server:
                 await asyncio.gather(self._reload, return_exceptions=True)
 
     def _on_hangup(self) -> None:
-        """Reload the keys file. One reload at a time, in the order of the signals."""
+        """Reload keys file and certificate. One reload at a time, in the order of the signals."""
         self._reload = asyncio.create_task(self._reload_after(self._reload), name="tidegate-reload")
 
     async def _reload_after(self, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await asyncio.wait([before])
-        await self._tenants.reload()
+        for reload in self._reloads:
+            await reload()
 
     def _on_signal(self, number: int) -> None:
         assert self._work is not None
@@ -136,6 +150,7 @@ class _Server:
                 lambda: self._announce(engine.info),
                 self._hurry,
                 self._tenants,
+                None if self._tls is None else self._tls.context,
             )
             if watch.done():
                 return Outcome(EXIT_FAULT, f"The engine died: {watch.result()}.")
@@ -164,7 +179,8 @@ class _Server:
                 info.host_blocks, info.host_kv_bytes / 2**30,
                 info.disk_blocks, info.disk_kv_bytes / 2**30, info.disk_blocks_found,
             )  # fmt: skip
-        log.info("serving %s on %s", info.model_name, base_url(self._listeners))
+        scheme = "http" if self._tls is None else "https"
+        log.info("serving %s on %s", info.model_name, base_url(self._listeners, scheme))
 
 
 @contextlib.contextmanager
@@ -185,8 +201,19 @@ def _loading_display() -> Iterator[Callable[[LoadProgress], None]]:
         yield show
 
 
-def _raise_open_file_limit() -> None:
-    """Each client is an open file; take what the system allows."""
+def _raise_open_file_limit() -> int:
+    """Each client is an open file; take what the system allows, and say how many that is."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def _within_open_files(settings: GatewaySettings, open_files: int) -> GatewaySettings:
+    """With no more connections than there may be open files: past that nothing could be answered at all."""
+    limits = settings.connection_limits
+    room = max(1, open_files - _OTHER_FILES)
+    if open_files == resource.RLIM_INFINITY or limits.max_connections <= room:
+        return settings
+    log.warning("at most %d connections instead of %d: see `ulimit -n`", room, limits.max_connections)
+    return replace(settings, connection_limits=replace(limits, max_connections=room))

@@ -46,7 +46,7 @@ def _bind(
     return listener
 
 
-def base_url(listeners: Sequence[socket.socket]) -> str:
+def base_url(listeners: Sequence[socket.socket], scheme: str = "http") -> str:
     """Of the first listener."""
     host, port = listeners[0].getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

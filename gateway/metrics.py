@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -58,6 +58,15 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "tidegate_requests", "Generation requests by how they ended.", ["outcome"], registry=self.registry
+        )
+        self.error_answers = Counter(
+            "tidegate_error_answers",
+            "Answers with an error status, by cause.",
+            ["cause"],
+            registry=self.registry,
+        )
+        self.connections = Gauge(
+            "tidegate_connections", "Connections that clients have open.", registry=self.registry
         )
         self.ttft_seconds = Histogram(
             "tidegate_ttft_seconds",

@@ -22,6 +22,7 @@ from engine.config import (
     parse_memory_size,
     parse_optional_size,
 )
+from gateway.tls import TlsFiles
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Value = TypeVar("Value")
@@ -111,6 +112,36 @@ def engine_options(command: Command) -> Command:
     for option in reversed(_ENGINE_OPTIONS):
         command = option(command)
     return command
+
+
+_TLS_OPTIONS = (
+    click.option("--ssl-certfile", metavar="FILE",
+                 help="Serve HTTPS with this certificate and its chain (PEM); read again on SIGHUP."
+                      "  [default: plain HTTP]"),
+    click.option("--ssl-keyfile", metavar="FILE",
+                 help="Private key of the certificate (PEM).  [default: in --ssl-certfile]"),
+    click.option("--ssl-keyfile-password", envvar="TIDEGATE_SSL_KEYFILE_PASSWORD",
+                 help="Password of the private key; better set as TIDEGATE_SSL_KEYFILE_PASSWORD."),
+)  # fmt: skip
+
+
+def tls_options(command: Command) -> Command:
+    """Add the options of HTTPS to a command; it gets them as keyword arguments."""
+    for option in reversed(_TLS_OPTIONS):
+        command = option(command)
+    return command
+
+
+def tls_files(options: dict[str, Any]) -> TlsFiles | None:
+    """What ``tls_options`` gathered, taken out of ``options``; None if plain HTTP is to be spoken."""
+    certfile, keyfile, password = (
+        options.pop(name) for name in ("ssl_certfile", "ssl_keyfile", "ssl_keyfile_password")
+    )
+    if certfile is not None:
+        return TlsFiles(certfile, keyfile, password)
+    if keyfile is not None:
+        raise click.BadParameter("--ssl-keyfile is of no use without --ssl-certfile.")
+    return None
 
 
 def engine_config(options: dict[str, Any], log_level: str) -> EngineConfig:

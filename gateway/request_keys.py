@@ -20,13 +20,17 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 def assign_request_id(request: web.Request) -> str:
     """The client's own id if it is harmless in a header and a log line, else a new one."""
     given = request.headers.get(REQUEST_ID_HEADER, "")
-    request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
+    request_id = given if _SANE_ID.fullmatch(given) else new_request_id()
     request[_REQUEST_ID] = request_id
     return request_id
 
 
 def assign_visitor(request: web.Request, visitor: Visitor) -> None:
     request[_VISITOR] = visitor
+
+
+def new_request_id() -> str:
+    return uuid.uuid4().hex
 
 
 def visitor_of(request: web.Request) -> Visitor | None:

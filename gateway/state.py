@@ -20,6 +20,8 @@ from engine.client import Engine, EngineHealth
 from engine.messages import EngineInfo, StepReport
 from gateway.admission import Admission
 from gateway.chat_template import ChatTemplate, TemplateRenderError
+from gateway.connection_limits import ConnectionLimits, OpenConnections
+from gateway.cors import CorsPolicy
 from gateway.mailbox import SHUTDOWN, StreamFailure, StreamLimits
 from gateway.metrics import Metrics
 from gateway.offload import Offload
@@ -31,6 +33,7 @@ from gateway.openai.validated import ModelContext
 from gateway.request_body import BodyReader
 from gateway.service_rate import ServiceRate
 from gateway.tenant_register import TenantRegister
+from gateway.tls import TlsFiles
 from gateway.token_stream import TokenStream
 from gateway.tokenizer import TextCodec
 
@@ -47,6 +50,8 @@ class GatewaySettings:
     tokens they may take beyond what the device pool holds. ``send_buffer_bytes`` bounds what the
     kernel holds for a client that does not read. ``linger_s`` is how long a client that is given up may take
     to read why. ``tool_call_parser`` and ``reasoning_parser`` are as ``choose_style`` takes them.
+    ``cors_origins`` empty lets no web page of another origin read anything; without ``tls``
+    plain HTTP is spoken.
     """
 
     host: str = "127.0.0.1"
@@ -62,11 +67,13 @@ class GatewaySettings:
     max_total_body_bytes: int = 256 * 2**20
     body_timeout_s: float = 60.0
     keepalive_s: float = 10.0
-    idle_connection_s: float = 90.0
     drain_timeout_s: float = 30.0
     linger_s: float = 5.0
     send_buffer_bytes: int = 64 * 2**10
     offload_threads: int = 2
+    cors_origins: tuple[str, ...] = ()
+    tls: TlsFiles | None = None
+    connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     stream_limits: StreamLimits = field(default_factory=StreamLimits)
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
@@ -162,6 +169,9 @@ class Gateway:
         engine.add_step_listener(self._on_step)
         self.metrics = Metrics(engine)
         self.streams = OpenStreams()
+        self.cors = CorsPolicy(settings.cors_origins) if settings.cors_origins else None
+        self.connections = OpenConnections(settings.connection_limits.max_connections)
+        self.metrics.connections.set_function(lambda: self.connections.count)
         self.draining = False
 
     @property

@@ -38,6 +38,7 @@ DECIDERS = (
     "tiering.policies.restore",
     "tiering.policies.registry", "gateway.protocol.sse",
     "gateway.detokenizer", "gateway.stop_matcher", "gateway.answer", "gateway.mailbox", "gateway.errors",
+    "gateway.cors", "gateway.connection_limits",
     "gateway.openai.wire", "gateway.openai.choices", "gateway.openai.ranges",
     "gateway.openai.validated", "gateway.openai.answers",
     "gateway.openai.completions", "gateway.tenants", "gateway.limits", "gateway.service_rate",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
+import struct
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -162,9 +164,11 @@ async def open_house(
     info: dict[str, Any] | None = None,
     step_s: float = 0.0,
     engine_seqs: int = 64,
+    tls: ssl.SSLContext | None = None,
+    trust: ssl.SSLContext | bool = True,
     **settings: Any,
 ) -> House:
-    """Start a gateway on a free port. ``settings`` are those of GatewaySettings."""
+    """Start a gateway on a free port. ``settings`` are GatewaySettings', ``trust`` is the client's."""
     async with AsyncExitStack() as stack:
         scripts: list[Script] = []
 
@@ -177,10 +181,10 @@ async def open_house(
         gateway = await open_gateway(engine, GatewaySettings(port=0, **settings))
         stack.push_async_callback(gateway.close)
         listeners = stack.enter_context(bound_listeners("127.0.0.1", 0, gateway.settings.send_buffer_bytes))
-        await stack.enter_async_context(running_site(gateway, listeners))
-        url = base_url(listeners)
+        await stack.enter_async_context(running_site(gateway, listeners, tls))
+        url = base_url(listeners, "http" if tls is None else "https")
         session = await stack.enter_async_context(
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=trust))
         )
         return House(engine, gateway, url, session, stack.pop_all(), scripts)
     raise AssertionError("unreachable")
@@ -202,6 +206,10 @@ class RawClient:
 
     async def send(self, data: bytes) -> None:
         await asyncio.get_running_loop().sock_sendall(self.sock, data)
+
+    def reset(self) -> None:
+        """Closing will be a reset instead of an orderly end."""
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     async def read_until(self, mark: bytes, timeout_s: float = 10) -> bytes:
         """Everything received so far, once ``mark`` is in it."""

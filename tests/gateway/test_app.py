@@ -66,9 +66,30 @@ async def test_debug_kv_shows_the_tiers_and_where_each_request_is(make_house: Ma
     assert reply.json["sequences"] == [] and reply.json["num_requests"] == 0
 
 
-async def test_without_an_admin_key_there_is_no_debug(make_house: Make) -> None:
-    house: House = await make_house()
-    assert (await house.request("GET", "/debug/integrity")).status == 404
+@pytest.mark.parametrize("api_keys", [(), ("user",)])
+async def test_without_an_admin_key_there_is_no_debug(make_house: Make, api_keys: tuple[str, ...]) -> None:
+    house: House = await make_house(api_keys=api_keys)
+    for path in ("/debug/integrity", "/debug/kv"):
+        assert (await house.request("GET", path, headers={"Authorization": "Bearer user"})).status == 404
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/v1/models", "//v1/models", "/%76%31/models", "/v1%2Fmodels", "/./v1/models", "/x/../v1/models",
+        "/V1/models", "/v1//models", "/v1/models/", "/v1/models?x", "/v1/models#x", "/v1/models;x",
+        "/v1/%6dodels", "http://t/v1/models", "http://t/%76%31/models", "/v1/models/tiny",
+        "/v1/models/%74iny", "/debug/kv", "/%64ebug/kv", "/debug%2fkv", "http://t/debug/kv", "//debug/kv",
+        "/tokenize", "/%74okenize",
+    ],
+)  # fmt: skip
+async def test_no_spelling_of_a_path_gets_past_its_key(make_house: Make, target: str) -> None:
+    house: House = await make_house(api_keys=("user",), admin_key="admin")
+    for method in ("GET", "HEAD", "POST"):
+        async with raw_client(house) as client:
+            await client.send(f"{method} {target} HTTP/1.1\r\nHost: t\r\nContent-Length: 0\r\n\r\n".encode())
+            status = int((await client.read_until(b"\r\n\r\n")).split()[1])
+        assert status in (400, 401, 404, 405), method
 
 
 # ---- shapes --------------------------------------------------------------------------------------
@@ -208,6 +229,21 @@ async def test_pipelined_requests_are_answered_in_order(make_house: Make) -> Non
     await house.check_alive()
 
 
-def test_idle_connections_outlive_the_pools_of_common_clients() -> None:
-    """E11"""
-    assert GatewaySettings().idle_connection_s >= 75
+@pytest.mark.parametrize(
+    "path", ["/health", "/metrics", "/version", "/v1/models", "/nowhere", "/v1/completions"]
+)
+async def test_head_is_get_without_the_body(make_house: Make, path: str) -> None:
+    house: House = await make_house()
+    get, head = [await house.request(method, path) for method in ("GET", "HEAD")]
+    assert (head.status, head.body) == (get.status, b"")
+    assert head.headers["content-type"] == get.headers["content-type"]
+
+
+async def test_while_draining_every_answer_ends_its_connection(make_house: Make) -> None:
+    """E11: a pool does not send its next request into a connection that is about to close."""
+    house: House = await make_house()
+    await house.gateway.drain(0)
+    for path in ("/health", "/version", "/nowhere"):
+        headers = (await house.request("GET", path)).headers
+        assert headers["connection"] == "close"
+        assert "keep-alive" not in headers

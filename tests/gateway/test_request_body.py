@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
-from tests.gateway.house import House, raw_client, until
+from tests.gateway.house import House, RawClient, raw_client, until
 
 Make = Callable[..., Any]
 JSON = {"Content-Type": "application/json"}
@@ -34,7 +36,16 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/j
         (b'{"prompt": "Hi"}', {**JSON, "Content-Encoding": "zzz"}, 415),
         (b"not gzip", {**JSON, "Content-Encoding": "gzip"}, 400),
         (gzip.compress(b'{"prompt": "Hi"}'), {**JSON, "Content-Encoding": "gzip"}, 200),
+        (zlib.compress(b'{"prompt": "Hi"}'), {**JSON, "Content-Encoding": "deflate"}, 200),
+        (gzip.compress(b'{"prompt": "Hi"}')[:-3], {**JSON, "Content-Encoding": "gzip"}, 400),
+        (gzip.compress(b'{"prompt": "Hi"}') + b"x", {**JSON, "Content-Encoding": "gzip"}, 400),
+        (
+            gzip.compress(b'{"prompt":' + b" " * 5_000_000 + b'"Hi"}'),
+            {**JSON, "Content-Encoding": "gzip"},
+            200,
+        ),
         (gzip.compress(b" " * 20_000_000), {**JSON, "Content-Encoding": "gzip"}, 413),
+        (b'{"prompt": "Hi"}', {**JSON, "Content-Encoding": "br"}, 415),
     ],
 )
 async def test_bodies(make_house: Make, body: bytes, headers: dict[str, str], status: int) -> None:
@@ -117,4 +128,90 @@ async def test_bodies_together_are_bounded(make_house: Make) -> None:
         await second.send(head + b" " * 90_000)
         assert b"429" in await second.read_until(b"server_busy")
     await until(lambda: house.gateway.bodies.total_bytes == 0)
+    await house.check_alive()
+
+
+# ---- what grows, and what never ends -------------------------------------------------------------
+
+BOMB = gzip.compress(bytes(64 * 2**20)) * 4
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/models", "/nowhere"])
+async def test_a_bomb_is_not_inflated_in_one_go_and_never_for_nobody(make_house: Make, path: str) -> None:
+    """Whether it is read, refused at its bound, or thrown away unread: the loop goes on meanwhile."""
+    house: House = await make_house(api_keys=("key",), linger_s=1)
+    started = time.perf_counter()
+    inflate(BOMB)
+    at_once_s = time.perf_counter() - started
+    headers = {**JSON, "Content-Encoding": "gzip"}
+    headers |= {"Authorization": "Bearer key"} if path == "/v1/completions" else {}
+    reply, worst_gap_s = await asyncio.gather(
+        house.request("POST", path, data=BOMB, headers=headers), worst_gap()
+    )
+    assert reply.status == {"/v1/completions": 413, "/v1/models": 401, "/nowhere": 404}[path]
+    assert worst_gap_s < at_once_s / 2
+    await house.idle()
+
+
+def inflate(data: bytes) -> None:
+    while data:
+        stream = zlib.decompressobj(wbits=31)
+        stream.decompress(data)
+        data = stream.unused_data
+
+
+async def worst_gap(turns: int = 100) -> float:
+    """Longest time that the loop did not come around, in seconds."""
+    worst, last = 0.0, time.perf_counter()
+    for _ in range(turns):
+        await asyncio.sleep(0.001)
+        worst, last = max(worst, time.perf_counter() - last), time.perf_counter()
+    return worst
+
+
+async def send_until_answered(client: RawClient, data: bytes, mark: bytes) -> bytes:
+    """What comes back, whether or not all of ``data`` is taken."""
+
+    async def send() -> None:
+        while True:
+            await client.send(data)
+
+    sending = asyncio.create_task(send())
+    try:
+        return await client.read_until(mark)
+    finally:
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+
+
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+async def test_long_chunk_extensions_are_skipped(make_house: Make) -> None:
+    house: House = await make_house()
+    async with raw_client(house) as client:
+        await client.send(CHUNKED + b"10;" + b"x" * 4_000_000 + b'\r\n{"prompt": "Hi"}\r\n0\r\n\r\n')
+        assert (await client.read_until(b'"usage"')).startswith(b"HTTP/1.1 200 ")
+    await house.check_alive()
+
+
+@pytest.mark.parametrize(
+    ("begin", "endless"),
+    [(b"1;", b"x" * 10_000), (b"1", b"\r\n{\r\n1" * 1_000)],
+    ids=["an extension", "chunks of one byte"],
+)
+async def test_a_body_that_never_ends_is_given_up(make_house: Make, begin: bytes, endless: bytes) -> None:
+    house: House = await make_house(body_timeout_s=0.3, linger_s=0.2)
+    async with raw_client(house) as client:
+        await client.send(CHUNKED + begin)
+        assert b"request_timeout" in await send_until_answered(client, endless, b"}}")
+    await house.check_alive()
+
+
+async def test_trailers_are_bounded_like_headers(make_house: Make) -> None:
+    house: House = await make_house()
+    async with raw_client(house) as client:
+        await client.send(CHUNKED + b'10\r\n{"prompt": "Hi"}\r\n0\r\n' + b"x: y\r\n" * 200)
+        assert b"headers_too_large" in await client.read_until(b"}}")
+    assert not house.engine.record.submitted
     await house.check_alive()

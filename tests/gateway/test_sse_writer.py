@@ -73,7 +73,7 @@ async def test_a_client_paused_for_too_long_is_told_and_dropped(make_house: Make
 
 
 async def test_a_client_that_never_reads_its_farewell_is_cut_off(make_house: Make) -> None:
-    limits = StreamLimits(high_units=64, hard_units=4096, pause_timeout_s=0.05)
+    limits = StreamLimits(high_units=64, hard_units=4096, pause_timeout_s=0.3)
     house: House = await make_house(info=LONG, stream_limits=limits, send_buffer_bytes=4096, linger_s=0.05)
     house.script(ENDLESS)
     async with raw_client(house, receive_buffer=4096) as client:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -36,10 +37,11 @@ class Server:
     process: subprocess.Popen[bytes]
     port: int
     log_path: Path
+    trust: ssl.SSLContext | None = None
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'http' if self.trust is None else 'https'}://127.0.0.1:{self.port}"
 
     @property
     def log(self) -> str:
@@ -62,7 +64,7 @@ class Server:
 
     def _send(self, request: urllib.request.Request) -> tuple[int, bytes]:
         try:
-            with urllib.request.urlopen(request, timeout=10) as response:
+            with urllib.request.urlopen(request, timeout=10, context=self.trust) as response:
                 return response.status, response.read()
         except urllib.error.HTTPError as error:
             return error.code, error.read()
@@ -93,8 +95,10 @@ class Server:
 
 
 @contextlib.contextmanager
-def running_server(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Server]:
-    """Serve with these arguments until the scope ends."""
+def running_server(
+    *arguments: str, env: dict[str, str] | None = None, trust: ssl.SSLContext | None = None
+) -> Iterator[Server]:
+    """Serve with these arguments until the scope ends; over HTTPS if there is a certificate to ``trust``."""
     port = free_port()
     command = [sys.executable, "-P", "-m", "gateway.cli", "serve", *arguments]
     command += ["--port", str(port), "--admin-key", ADMIN_KEY]
@@ -102,7 +106,7 @@ def running_server(*arguments: str, env: dict[str, str] | None = None) -> Iterat
         log_path = Path(folder) / "log"
         with log_path.open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **(env or {})})
-        server = Server(process, port, log_path)
+        server = Server(process, port, log_path, trust)
         try:
             _wait_until_up(server)
             yield server
