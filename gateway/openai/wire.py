@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.errors import ApiError, ErrorKind, bad_request, clip, unsupported
+from gateway.errors import ApiError, ErrorKind, bad_request, unsupported
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -85,6 +85,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 _WIRE = TypeVar("_WIRE", bound=msgspec.Struct)
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
+_SANE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\[\]-]{0,63}")
 
 
 def decode(decoder: msgspec.json.Decoder[_WIRE], body: bytes) -> _WIRE:
@@ -109,12 +110,16 @@ def _wrong_type(message: str) -> ApiError:
     path, what = match["path"] or None, match["what"]
     unknown = _UNKNOWN_FIELD.match(what)
     if unknown:
-        name = f"{path}.{unknown['name']}" if path else unknown["name"]
-        return ApiError(
-            ErrorKind.UNSUPPORTED, f"The parameter '{clip(name, 64)}' is not known here.", param=name
-        )
+        return _unknown_field(f"{path}.{unknown['name']}" if path else unknown["name"])
     where = f"'{path}'" if path else "the request body"
     return bad_request(path, f"Wrong value for {where}: {what[:1].lower()}{what[1:]}.")
+
+
+def _unknown_field(name: str) -> ApiError:
+    """By name, so that a misspelt parameter is found; but only if it can be one: input is not repeated."""
+    if not _SANE_NAME.fullmatch(name):
+        return ApiError(ErrorKind.UNSUPPORTED, "There is a parameter that is not known here.")
+    return ApiError(ErrorKind.UNSUPPORTED, f"The parameter '{name}' is not known here.", param=name)
 
 
 def _refuse_unsupported(wire: msgspec.Struct) -> None:
