@@ -126,6 +126,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     cache_secret: bytes = b""
     log_level: str = "info"
+    grammar_timeout_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,16 @@ from collections.abc import Callable
 from typing import Protocol
 
 from engine import recount
-from engine.messages import AddRequest, FinishReason, ForkRequest, KvReport, StepReport, TokenDelta
+from engine.grammar_room import Compiler, GrammarRoom, NoCompiler
+from engine.messages import (
+    AddRequest,
+    FinishReason,
+    ForkRequest,
+    KvReport,
+    SamplingParams,
+    StepReport,
+    TokenDelta,
+)
 from engine.request import SequenceGroup
 from engine.schedule import SchedulerOutput, StepOutput
 from engine.scheduler import Scheduler
@@ -42,6 +51,7 @@ class EngineCore:
 
     ``take_new_host_blocks`` says how many blocks the host tier has gained since it was last asked: its
     memory is taken in the background. ``release_memory`` closes what the tiers hold beside the movers.
+    Without a ``compiler`` requests with grammars are refused.
     """
 
     def __init__(
@@ -56,6 +66,7 @@ class EngineCore:
         clock: Callable[[], float],
         take_new_host_blocks: Callable[[], int] = _no_new_blocks,
         release_memory: Callable[[], None] = _nothing,
+        compiler: Compiler | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._blocks = blocks
@@ -66,6 +77,8 @@ class EngineCore:
         self._clock = clock
         self._take_new_host_blocks = take_new_host_blocks
         self._release_memory = release_memory
+        self._has_compiler = compiler is not None
+        self._grammars = GrammarRoom(compiler or NoCompiler())
         self._num_steps = 0
         self._num_stalls = 0
         self._is_stalled = False
@@ -74,10 +87,10 @@ class EngineCore:
     def add(self, message: AddRequest) -> None:
         """Queue a request; one that the engine cannot run is answered with an error in the next report."""
         error = self._why_refuse(message)
-        if error is None:
-            self._scheduler.add(message)
-        else:
+        if error is not None:
             self._refuse(message.request_id, error)
+        elif self._grammars.admit(message):
+            self._scheduler.add(message)
 
     def fork(self, message: ForkRequest) -> None:
         """Start requests that go on from what another has so far."""
@@ -100,28 +113,42 @@ class EngineCore:
                 )
             )
 
-    def _refuse(self, request_id: str, error: str) -> None:
+    def _refuse(self, request_id: str, error: str, *, is_invalid: bool = False) -> None:
         self._refused.append(
-            TokenDelta(request_id, finish_reason=FinishReason.ERROR, error=error, ends_request=True)
+            TokenDelta(
+                request_id,
+                finish_reason=FinishReason.ERROR,
+                error=error,
+                ends_request=True,
+                is_invalid=is_invalid,
+            )
         )
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Drop a request, or one of its sequences; that the last one is gone is told in the next report."""
-        was_there = self._scheduler.has_request(request_id)
+        was_there = self._has_request(request_id)
+        self._grammars.abort(request_id, index)
         self._scheduler.abort(request_id, index)
-        if index is not None and was_there and not self._scheduler.has_request(request_id):
-            self._refused.append(TokenDelta(request_id, index=index, ends_request=True))
+        if was_there and not self._has_request(request_id):
+            self._grammars.release(request_id)
+            if index is not None:
+                self._refused.append(TokenDelta(request_id, index=index, ends_request=True))
+
+    def _has_request(self, request_id: str) -> bool:
+        return request_id in self._grammars or self._scheduler.has_request(request_id)
 
     def pause(self, request_id: str) -> None:
+        self._grammars.set_paused(request_id, paused=True)
         self._scheduler.pause(request_id)
 
     def resume(self, request_id: str) -> None:
+        self._grammars.set_paused(request_id, paused=False)
         self._scheduler.resume(request_id)
 
     def can_step(self) -> bool:
-        """Whether to step on at once. If not, wait for a command, or for a copy to end, and then step."""
+        """Whether to step on at once. If not, wait for a command, a copy or a grammar, and then step."""
         is_busy = self._scheduler.has_work() and not self._is_stalled
-        return is_busy or self._transfers.has_results
+        return is_busy or self._transfers.has_results or self._grammars.has_results
 
     @property
     def patience_s(self) -> float | None:
@@ -135,6 +162,7 @@ class EngineCore:
         """
         started = self._clock()
         self._blocks.tiers.set_time(started)
+        self._take_in_grammars()
         self._take_in_copies()
         plan = self._scheduler.schedule(started)
         self._order_copies()
@@ -150,6 +178,9 @@ class EngineCore:
         executed = self._clock()
         self._blocks.costs.observe_step(plan.num_tokens, plan.num_pairs, executed - scheduled)
         deltas = self._scheduler.update(plan, output)
+        for delta in deltas:
+            if delta.ends_request:
+                self._grammars.release(delta.request_id)
         self._order_cleaning()
         self._num_steps += 1
         stage_seconds = {
@@ -172,7 +203,22 @@ class EngineCore:
                 break
             self._scheduler.complete(results)
         self._transfers.close()
+        self._grammars.close()
         self._release_memory()
+
+    def _take_in_grammars(self) -> None:
+        """Queue the requests whose grammars are compiled. That counts as a step: nothing is stuck."""
+        for settled in self._grammars.take_in():
+            message = settled.waiting.message
+            self._num_steps += 1
+            if settled.error is not None:
+                self._refuse(message.request_id, settled.error, is_invalid=True)
+                continue
+            self._scheduler.add(message)
+            for index in settled.waiting.unwanted:
+                self._scheduler.abort(message.request_id, index)
+            if settled.waiting.paused:
+                self._scheduler.pause(message.request_id)
 
     def _take_in_copies(self) -> None:
         if new_blocks := self._take_new_host_blocks():
@@ -201,16 +247,17 @@ class EngineCore:
         """Recount requests and blocks from scratch."""
         scheduler = self._scheduler
         requests = recount.check(scheduler.queues, self._blocks)
-        return (*requests, *integrity.check(self._blocks))
+        grammars = self._grammars.problems(scheduler.has_request)
+        return (*requests, *grammars, *integrity.check(self._blocks))
 
     def stats(self) -> EngineStats:
         totals = self._scheduler.totals
         return EngineStats(
             num_running=self._scheduler.num_running,
-            num_waiting=self._scheduler.num_waiting,
+            num_waiting=self._scheduler.num_waiting + len(self._grammars),
             num_swapped=self._scheduler.num_swapped,
             num_restoring=self._scheduler.num_restoring,
-            num_paused=self._scheduler.num_paused,
+            num_paused=self._scheduler.num_paused + self._grammars.num_paused,
             stalls_total=self._num_stalls,
             blocks_in_use=sum(
                 pool.usage().in_use + pool.usage().copying for _, pool in self._blocks.tiers.pools()
@@ -299,10 +346,19 @@ class EngineCore:
             return "A request id must not contain '#'."
         if sampling.beam is not None and sampling.beam.width > self._vocab_size:
             return "A beam search cannot be wider than the vocabulary."
+        if sampling.grammar is not None and (why := self._why_refuse_grammar(sampling)):
+            return why
         if too_large := self._scheduler.why_too_large(message):
             return too_large
-        if self._scheduler.has_request(message.request_id):
+        if self._has_request(message.request_id):
             return f"Request id {message.request_id} is already in use."
+        return None
+
+    def _why_refuse_grammar(self, sampling: SamplingParams) -> str | None:
+        if not self._has_compiler:
+            return "This engine follows no grammars."
+        if sampling.beam is not None or sampling.ignore_eos:
+            return "A grammar goes neither with a beam search nor with ignore_eos."
         return None
 
 

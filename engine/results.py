@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import dataclass
 
+import msgspec
+
 from engine.accounting import SchedulerTotals
 from engine.beam import BeamSearch
 from engine.histories import Histories
@@ -64,7 +66,8 @@ class Results:
     ) -> abc.Iterator[TokenDelta]:
         """The next tokens of one request. All its sequences take theirs in the same step."""
         if not all(sample.tokens for sample in samples):
-            yield self._fail(group)
+            error = next((sample.error for sample in samples if sample.error is not None), None)
+            yield self._fail(group) if error is None else self._reject(group, error)
             return
         if group.beams is not None:
             yield from self._search(group, group.beams, samples, now)
@@ -185,6 +188,11 @@ class Results:
             self.blocks.discard(sequence.sequence_id, self._names(sequence, sequence.num_tokens))
         self._forget(group)
         return _error(group, "The model produced logits that are not finite for this request.")
+
+    def _reject(self, group: SequenceGroup, error: str) -> TokenDelta:
+        """End a request that turned out to be at fault itself."""
+        self.drop(group)
+        return msgspec.structs.replace(_error(group, error), is_invalid=True)
 
     def _forget(self, group: SequenceGroup) -> None:
         group.move(RequestEvent.FINISH)

@@ -80,10 +80,14 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a chunk's ``SampleSpec`` asked for. No tokens: the logits were not finite."""
+    """What a chunk's ``SampleSpec`` asked for.
+
+    No tokens: its grammar cannot be followed any further, as ``error`` says, or the logits were not finite.
+    """
 
     sequence_id: str
     tokens: tuple[SampledToken, ...]
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,11 +89,12 @@ class Sequence:
     def finish_reason(
         self, sampling: SamplingParams, stop_token_ids: frozenset[int], max_total_tokens: int
     ) -> FinishReason | None:
-        """Whether the token just appended ends the sequence, and why."""
+        """Whether the token just appended ends the sequence, and why. The end of a grammar always does."""
         token_id = self.output_token_ids[-1]
+        is_long_enough = len(self.output_token_ids) >= sampling.min_tokens
         ends_text = token_id in stop_token_ids and not sampling.ignore_eos
-        if len(self.output_token_ids) >= sampling.min_tokens and (
-            ends_text or token_id in sampling.stop_token_ids
-        ):
+        if ends_text and (is_long_enough or sampling.grammar is not None):
+            return FinishReason.STOP
+        if is_long_enough and token_id in sampling.stop_token_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.num_tokens >= max_total_tokens else None

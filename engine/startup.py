@@ -11,6 +11,9 @@ import msgspec
 
 from engine.config import ConfigError, EngineConfig
 from engine.core import EngineCore
+from engine.execution.grammar_compiler import GrammarCompiler
+from engine.execution.grammar_trial import SharedTokenizer, TrialWorkshop
+from engine.execution.grammars import GrammarMasks, TokenizerSource
 from engine.execution.runner import LoadedRunner, load_runner
 from engine.execution.tiers import KvTiers, build_tiers, check_tier_settings
 from engine.messages import EngineInfo
@@ -48,6 +51,8 @@ def build_core(
         cache_secret=kv.cache_secret,
         fingerprint=loaded.fingerprint,
     )
+    compiler = _build_compiler(info, config.grammar_timeout_s, wake)
+    loaded.runner.masks = GrammarMasks(compiler.find, info.vocab_size)
     core = EngineCore(
         Scheduler(scheduler_config, blocks),
         blocks,
@@ -58,8 +63,15 @@ def build_core(
         clock=clock,
         take_new_host_blocks=kv.take_new_host_blocks,
         release_memory=kv.release_memory,
+        compiler=compiler,
     )
     return core, info
+
+
+def _build_compiler(info: EngineInfo, timeout_s: float, wake: Callable[[], None]) -> GrammarCompiler:
+    """Costs nothing before the first grammar comes."""
+    tokenizer = SharedTokenizer(TokenizerSource(info.tokenizer_dir, info.vocab_size, info.stop_token_ids))
+    return GrammarCompiler(lambda: TrialWorkshop(tokenizer, timeout_s), wake)
 
 
 def _check(config: EngineConfig) -> None:

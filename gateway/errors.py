@@ -102,6 +102,7 @@ _FAILURES = {
     FailureKind.ENGINE_DEAD: ErrorKind.ENGINE_DEAD,
     FailureKind.ENGINE_BUSY: ErrorKind.ENGINE_BUSY,
     FailureKind.REQUEST_FAILED: ErrorKind.REQUEST_FAILED,
+    FailureKind.REQUEST_INVALID: ErrorKind.BAD_REQUEST,
     FailureKind.TOO_SLOW: ErrorKind.TOO_SLOW,
     FailureKind.SHUTDOWN: ErrorKind.SHUTDOWN,
 }

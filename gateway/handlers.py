@@ -23,7 +23,7 @@ from engine.messages import AddRequest, FinishReason
 from gateway.answer import Piece
 from gateway.errors import ApiError, ErrorKind, from_failure, shutting_down
 from gateway.generation import ChoicePiece, Generation
-from gateway.mailbox import StreamFailedError
+from gateway.mailbox import FailureKind, StreamFailedError
 from gateway.metrics import RequestRecord
 from gateway.offload import OffloadFullError
 from gateway.openai.answers import AnswerFormat, Identity, WholeChoice, join
@@ -265,7 +265,9 @@ class _Answering:
 
     def _failed(self, error: StreamFailedError) -> ApiError:
         failure = error.failure
-        log.error(
+        is_theirs = failure.kind is FailureKind.REQUEST_INVALID
+        log.log(
+            logging.INFO if is_theirs else logging.ERROR,
             "request %s (%s) ended without an answer: %s %s",
             request_id_of(self._http),
             self._id,

@@ -16,11 +16,12 @@ from engine.messages import FinishReason, TokenDelta, TokenLogprobs
 
 
 class FailureKind(enum.Enum):
-    """Why a stream ended without a finish reason."""
+    """Why a stream ended without a finish reason. ``REQUEST_INVALID`` is the client's fault."""
 
     ENGINE_DEAD = "engine_dead"
     ENGINE_BUSY = "engine_busy"
     REQUEST_FAILED = "request_failed"
+    REQUEST_INVALID = "request_invalid"
     TOO_SLOW = "too_slow"
     SHUTDOWN = "shutdown"
 
@@ -185,5 +186,7 @@ class Mailbox:
 
 
 def _request_failed(delta: TokenDelta) -> StreamFailure:
+    if delta.is_invalid and delta.error is not None:
+        return StreamFailure(FailureKind.REQUEST_INVALID, delta.error)
     detail = delta.error or f"the engine ended it with {delta.finish_reason}"
     return StreamFailure(FailureKind.REQUEST_FAILED, REQUEST_FAILED_MESSAGE, detail)

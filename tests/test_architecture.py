@@ -24,10 +24,11 @@ GATEWAY_MAY_USE = {"engine.messages", "engine.stats", "engine.client", "engine.c
 TORCH_FREE_ENGINE = (
     "messages", "stats", "config", "schedule", "request", "budget", "queues", "accounting", "recount",
     "scheduler", "sequence", "beam", "histories", "results", "room",
-    "core", "wire", "watchdog", "connection", "client", "process", "link",
+    "core", "grammar_errors", "grammar_room", "wire", "watchdog", "connection", "client", "process", "link",
 )  # fmt: skip
 DECIDERS = (
     "engine.request", "engine.budget", "engine.scheduler", "engine.schedule", "engine.watchdog",
+    "engine.grammar_errors", "engine.grammar_room",
     "engine.sequence", "engine.beam", "engine.histories", "engine.results", "engine.room",
     "engine.wire", "engine.queues", "engine.accounting", "engine.recount", "tiering.block_pool",
     "tiering.block_manager",
@@ -40,7 +41,7 @@ DECIDERS = (
     "gateway.detokenizer", "gateway.stop_matcher", "gateway.answer", "gateway.mailbox", "gateway.errors",
     "gateway.cors", "gateway.connection_limits",
     "gateway.openai.wire", "gateway.openai.choices", "gateway.openai.ranges",
-    "gateway.openai.validated", "gateway.openai.answers",
+    "gateway.openai.structured", "gateway.openai.validated", "gateway.openai.answers",
     "gateway.openai.completions", "gateway.tenants", "gateway.limits", "gateway.service_rate",
     "gateway.openai.messages", "gateway.openai.tools",
     "gateway.openai.tool_grammar", "gateway.openai.text_tools", "gateway.openai.chat_answers",

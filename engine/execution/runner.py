@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from engine.attention.base import AttentionBackend, AttentionShape
 from engine.attention.reference import ReferenceAttention
 from engine.config import ConfigError, EngineConfig, ModelConfig
 from engine.execution.batch import build_model_input
+from engine.execution.grammars import GrammarError, GrammarMasks, Mask
 from engine.execution.hardware import (
     DeviceMemory,
     Hardware,
@@ -43,13 +44,14 @@ _LEAST_USEFUL_WINDOW = 256  # a pool that cuts the model's window to less than t
 
 
 class ModelRunner:
-    """Executes plans on one model and one KV pool."""
+    """Executes plans on one model and one KV pool. Without ``masks`` no plan may have grammars."""
 
     def __init__(self, model: LlamaModel, pool: torch.Tensor, block_size: int) -> None:
         self._model = model
         self._pool = pool
         self._block_size = block_size
         self._device = pool.device
+        self.masks: GrammarMasks | None = None
 
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> StepOutput:
@@ -64,12 +66,31 @@ class ModelRunner:
             if self._device.type == "cuda":  # else this step's time would be booked on the next one
                 torch.cuda.synchronize(self._device)
             return StepOutput(samples=())
-        drawn = sample(logits, [chunk.sample for chunk in asking if chunk.sample is not None])
-        return StepOutput(
-            samples=tuple(
-                Sample(chunk.sequence_id, tokens) for chunk, tokens in zip(asking, drawn, strict=True)
-            )
+        return StepOutput(samples=self._sample(logits, asking))
+
+    def _sample(self, logits: torch.Tensor, asking: Sequence[ScheduledChunk]) -> tuple[Sample, ...]:
+        specs = [chunk.sample for chunk in asking if chunk.sample is not None]
+        masks: list[Mask | None] = []
+        errors: list[str | None] = []
+        for chunk, spec in zip(asking, specs, strict=True):
+            mask, error = self._mask(chunk.sequence_id, spec)
+            masks.append(mask)
+            errors.append(error)
+        drawn = sample(logits, specs, masks)
+        return tuple(
+            Sample(chunk.sequence_id, tokens if error is None else (), error)
+            for chunk, tokens, error in zip(asking, drawn, errors, strict=True)
         )
+
+    def _mask(self, sequence_id: str, spec: SampleSpec) -> tuple[Mask | None, str | None]:
+        """What a grammar allows next, or why it cannot be followed any further."""
+        if spec.params.grammar is None:
+            return None, None
+        assert self.masks is not None
+        try:
+            return self.masks.mask(sequence_id, spec), None
+        except GrammarError as error:
+            return None, str(error)
 
 
 @dataclass(frozen=True, slots=True)

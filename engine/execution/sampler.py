@@ -1,8 +1,8 @@
 """Draws the next tokens of a whole batch, and ranks those of beam searches. Stateless.
 
-Runs on: step thread. Order: bias, bans, penalties; greedy rows take the maximum; the others go through
-temperature, min-p, top-k and top-p, and are drawn by inverse CDF with one uniform number from a
-counter-based generator keyed by (seed, position). So a draw depends neither on the row's neighbours
+Runs on: step thread. Order: bias, bans, penalties, masks of grammars; greedy rows take the maximum; the
+others go through temperature, min-p, top-k and top-p, and are drawn by inverse CDF with one uniform number
+from a counter-based generator keyed by (seed, position). So a draw depends neither on the row's neighbours
 nor on whether the request was preempted. Rows that ask for nothing special cost nothing special.
 """
 
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.execution.grammars import Mask
 from engine.execution.random_numbers import uniform
 from engine.messages import SamplingParams, TokenLogprobs
 from engine.schedule import SampledToken, SampleSpec
@@ -23,14 +24,18 @@ _PREFIX = 512  # how many of the most likely tokens are tried before the whole v
 _COLDEST = 1e-30  # below it a temperature is as good as this one, and would soon be zero in float32
 
 
-def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[tuple[SampledToken, ...]]:
+def sample(
+    logits: torch.Tensor, specs: Sequence[SampleSpec], masks: Sequence[Mask | None] | None = None
+) -> list[tuple[SampledToken, ...]]:
     """What each row of ``logits`` ``[R, V]`` float32 was asked for: a token a seed, or the likeliest tokens.
 
+    A row with a mask gets only tokens that it allows; candidates of beam searches know no masks.
     Nothing for a row whose logits are not finite. ``logprobs`` are those of ``logits`` as they came, before
     anything was done to them.
     """
     assert logits.dtype is torch.float32
-    assert len(specs) == logits.shape[0]
+    masks = [None] * len(specs) if masks is None else masks
+    assert len(specs) == len(masks) == logits.shape[0]
     found: list[tuple[SampledToken, ...]] = [()] * len(specs)
     draws = [(row, seed) for row, spec in enumerate(specs) for seed in spec.seeds]
     if draws:
@@ -41,6 +46,7 @@ def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[tuple[Samp
                 replace(specs[row], seeds=(seed,)) if len(specs[row].seeds) > 1 else specs[row]
                 for row, seed in draws
             ],
+            [masks[row] for row in rows],
         )
         for row, token in zip(rows, drawn, strict=True):
             found[row] += (token,)
@@ -53,9 +59,11 @@ def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[tuple[Samp
     return [() if bad else tokens for bad, tokens in zip(broken, found, strict=True)]
 
 
-def _sample_rows(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[SampledToken]:
+def _sample_rows(
+    logits: torch.Tensor, specs: Sequence[SampleSpec], masks: Sequence[Mask | None]
+) -> list[SampledToken]:
     """One token a row."""
-    tokens = _draw(_adjusted(logits, specs), specs)
+    tokens = _draw(_adjusted(logits, specs, masks), specs)
     logprobs = _logprobs(logits, specs, tokens)
     return [SampledToken(token, shown) for token, shown in zip(tokens, logprobs, strict=True)]
 
@@ -67,7 +75,9 @@ def _rank(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[tuple[Sampl
     """
     normalized = torch.log_softmax(logits, dim=1)
     most = min(max(spec.num_candidates * (1 + len(spec.ends)) for spec in specs), logits.shape[1])
-    values, indices = (part.tolist() for part in _adjusted(normalized, specs).topk(most, dim=1))
+    values, indices = (
+        part.tolist() for part in _adjusted(normalized, specs, [None] * len(specs)).topk(most, dim=1)
+    )
     ranked = []
     for row, spec in enumerate(specs):
         kept = _candidates(indices[row], spec)
@@ -109,12 +119,15 @@ def _rows_where(specs: Sequence[SampleSpec], wants: Callable[[SamplingParams], b
 # ---- what changes logits ---------------------------------------------------------------------------
 
 
-def _adjusted(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor:
-    """Logits with bias, bans and penalties; the same tensor if no row asks for any."""
+def _adjusted(
+    logits: torch.Tensor, specs: Sequence[SampleSpec], masks: Sequence[Mask | None]
+) -> torch.Tensor:
+    """Logits with bias, bans, penalties and masks; the same tensor if no row asks for any."""
     biased = _rows_where(specs, lambda params: bool(params.logit_bias))
-    banned = [row for row, spec in enumerate(specs) if spec.banned_token_ids]
+    banned = [row for row, spec in enumerate(specs) if _bans(spec, masks[row])]
     penalized = _rows_where(specs, _has_penalty)
-    if not (biased or banned or penalized):
+    masked = [(row, mask) for row, mask in enumerate(masks) if mask is not None]
+    if not (biased or banned or penalized or masked):
         return logits
     logits = logits.clone()
     for row in biased:
@@ -124,7 +137,17 @@ def _adjusted(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> torch.Tensor
         logits[row, list(specs[row].banned_token_ids)] = -torch.inf
     if penalized:
         logits[penalized] = _penalized(logits[penalized], [specs[row] for row in penalized])
+    if masked:
+        rows = [row for row, _ in masked]
+        allowed = torch.from_numpy(np.stack([mask for _, mask in masked])).to(logits.device)
+        logits[rows] = logits[rows].masked_fill(~allowed, -torch.inf)
     return logits
+
+
+def _bans(spec: SampleSpec, mask: Mask | None) -> bool:
+    """Whether the banned tokens of a row are banned: not where a grammar allows nothing else."""
+    banned = list(set(spec.banned_token_ids))
+    return bool(banned) and (mask is None or int(mask.sum()) > int(mask[banned].sum()))
 
 
 def _has_penalty(params: SamplingParams) -> bool:

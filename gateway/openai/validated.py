@@ -18,6 +18,7 @@ from engine.messages import SamplingDefaults, SamplingParams
 from gateway.errors import ApiError, ErrorKind, bad_request
 from gateway.openai.choices import Choices, check_choices
 from gateway.openai.ranges import Range
+from gateway.openai.structured import check_structured
 from gateway.openai.wire import GenerationFields
 from gateway.reading import Reading
 from gateway.tokenizer import TextCodec
@@ -322,6 +323,7 @@ def _check_sampling(
         logprobs=logprobs,
         n=choices.num_generated,
         beam=choices.beam,
+        grammar=check_structured(wire),
     )
 
 

@@ -21,6 +21,28 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None  # a padding against traffic analysis; we send none
 
 
+class JsonSchemaFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None  # a schema is kept to in any case
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    type: str
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's name for the same; exactly one of these."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
 class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Fields that both endpoints have."""
 
@@ -47,6 +69,12 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     early_stopping: bool | str | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     # accepted without effect
     user: Any = None
     metadata: Any = None
@@ -57,7 +85,6 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     # accepted at the values in NEUTRAL only
     store: Any = None
     service_tier: Any = None
-    response_format: Any = None
     skip_special_tokens: Any = None
     prompt_logprobs: Any = None
     priority: Any = None
@@ -67,7 +94,6 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "service_tier": ("auto", "default"),
-    "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
     "prompt_logprobs": (),
     "priority": (0,),

@@ -81,7 +81,6 @@ def test_a_long_unknown_name_is_clipped() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("response_format", {"type": "json_object"}),
         ("modalities", ["audio"]), ("audio", {}), ("prediction", {}),
         ("store", True), ("service_tier", "flex"), ("chat_template", "x"), ("store", 0),
         ("web_search_options", {}), ("verbosity", "low"), ("priority", 3), ("prompt_logprobs", 1),

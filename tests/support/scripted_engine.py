@@ -40,7 +40,8 @@ class Script:
 
     ``token_ids`` are emitted ``per_step`` at a time and end with STOP; ``stop_token_id`` is one more
     token that ends the sequence. ``endless`` repeats them until ``max_tokens``. ``fail_after`` ends
-    with ERROR after that many tokens. ``prefill_steps`` pass before the first token. ``others`` are those of
+    with ERROR after that many tokens, ``refusal`` with ERROR and that sentence, the request being at fault,
+    before the first. ``prefill_steps`` pass before the first token. ``others`` are those of
     the second and later sequences of a request; the last one counts for all that follow.
     """
 
@@ -49,6 +50,7 @@ class Script:
     stop_token_id: int | None = None
     endless: bool = False
     fail_after: int | None = None
+    refusal: str | None = None
     prefill_steps: int = 0
     num_cached_tokens: int = 0
     top: Sequence[tuple[int, float]] = ((1, -0.5), (2, -1.5))
@@ -300,6 +302,9 @@ class ScriptedEngine:
         start = running.num_generated[index]
         length = script.length(sampling.max_tokens)
         end = min(start + script.per_step, length)
+        if script.refusal is not None:
+            error = FinishReason.ERROR
+            return TokenDelta(request_id, finish_reason=error, error=script.refusal, is_invalid=True)
         if script.fail_after is not None and end > script.fail_after:
             return TokenDelta(request_id, finish_reason=FinishReason.ERROR, error="scripted failure")
         running.num_generated[index] = end

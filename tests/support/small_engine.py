@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from engine.core import EngineCore, Executor
+from engine.grammar_room import Compiler
 from engine.messages import AddRequest, FinishReason, SamplingParams, StepReport
 from engine.schedule import SchedulerOutput, StepOutput
 from engine.scheduler import Scheduler, SchedulerConfig
@@ -105,6 +106,7 @@ class SmallEngine:
         stop_token_ids: tuple[int, ...] = (),
         prefix_caching: bool = True,
         backend: Backend | None = None,
+        compiler: Compiler | None = None,
     ) -> None:
         window = max_model_len or num_blocks * block_size
         counts = {Tier.DEVICE: num_blocks, Tier.HOST: host_blocks, Tier.DISK: disk_blocks}
@@ -156,6 +158,7 @@ class SmallEngine:
             max_model_len=window,
             vocab_size=self.backend.vocab_size,
             clock=self._clock,
+            compiler=compiler,
         )
         self.tokens: dict[str, list[int]] = defaultdict(list)
         self.samples: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
