@@ -37,9 +37,11 @@ class Workshop(Protocol):
         """Blocks for as long as the time limit. Raises GrammarError."""
         ...
 
-    def close(self) -> None:
-        """Called from another thread; lets ``compile`` return soon."""
+    def interrupt(self) -> None:
+        """From any thread: let ``compile`` return soon."""
         ...
+
+    def close(self) -> None: ...
 
 
 class GrammarCompiler:
@@ -114,7 +116,7 @@ class GrammarCompiler:
             self._closing = True
             self._has_work.notify_all()
         for workshop in self._workshops:
-            workshop.close()
+            workshop.interrupt()
 
     def _remember(self, grammar: Grammar, compiled: CompiledGrammar) -> None:
         self._known[grammar] = compiled
@@ -141,10 +143,11 @@ class GrammarCompiler:
             with self._has_work:
                 self._has_work.wait_for(lambda: self._queue or self._closing)
                 if self._closing:
-                    return
+                    break
                 grammar = self._queue.popleft()
             self._results.append(_compile(workshop, grammar))
             self._wake()
+        workshop.close()
 
 
 def _compile(workshop: Workshop, grammar: Grammar) -> Compilation:

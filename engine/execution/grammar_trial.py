@@ -90,12 +90,21 @@ class TrialWorkshop:
             raise GrammarError(verdict.error)
         return CompiledGrammar(compile_grammar(tokenizer, grammar), verdict.num_bytes)
 
+    def interrupt(self) -> None:
+        process = self._process
+        if process is not None:
+            process.kill()
+
     def close(self) -> None:
         if self._process is not None:
-            self._process.kill()
+            with self._process as process:  # closes the pipes, and waits
+                process.kill()
+            self._process = None
 
     def _try(self, grammar: Grammar) -> Verdict:
-        if self._process is None or self._process.poll() is not None:
+        if self._process is not None and self._process.poll() is not None:
+            self.close()
+        if self._process is None:
             self._process = self._launch()
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
@@ -105,7 +114,7 @@ class TrialWorkshop:
         except OSError:
             line = b""
         if not line:  # it cannot end by a grammar's doing, only by somebody else's
-            self._process.kill()
+            self.close()
             raise GrammarError(TOO_LARGE)
         return _VERDICTS.decode(line)
 

@@ -115,7 +115,7 @@ def _sized(kind: Literal["json_schema", "regex", "lark"], text: str, param: str)
         raise bad_request(
             param, f"'{param}' has {size} bytes of grammar; {MAX_TEXT_BYTES} are taken at most."
         )
-    if not text.strip():
+    if not text:
         raise bad_request(param, f"'{param}' is empty.")
     return Grammar(kind, text)
 
@@ -162,7 +162,7 @@ def _regex(value: str, param: str) -> Grammar:
 
 
 def _lark(value: str, param: str) -> Grammar:
-    grammar = _sized("lark", value, param)
+    grammar = _sized("lark", value.strip(), param)
     if "::=" in value:
         raise unsupported(param, f"'{param}' looks like EBNF; a Lark grammar is expected, with 'start: ...'.")
     return grammar
@@ -173,6 +173,7 @@ def _choice(value: list[str], param: str) -> Grammar:
         raise bad_request(param, f"'{param}' must have 1 to {MAX_CHOICES} texts.")
     if not all(value):
         raise bad_request(param, f"'{param}' has an empty text.")
+    _sized("regex", "".join(value), param)  # before the work of escaping it
     return _sized("regex", "|".join(map(_literal, dict.fromkeys(value))), param)
 
 

@@ -6,8 +6,10 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given, settings
@@ -424,3 +426,60 @@ def test_candidates_reach_as_far_as_it_takes_to_have_enough_that_do_not_end() ->
     asked = replace(spec(prompt=(), output=()), seeds=(), num_candidates=3, ends=frozenset({0, 2, 3, 30}))
     (ranked,) = sample(logits, [asked])
     assert [candidate.token_id for candidate in ranked] == [0, 1, 2, 4, 5]
+
+
+# ---- masks of grammars -----------------------------------------------------------------------------
+
+
+def mask_of(*allowed: int) -> npt.NDArray[np.bool_]:
+    mask = np.zeros(VOCAB, dtype=np.bool_)
+    mask[list(allowed)] = True
+    return mask
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0.0}, {"temperature": 2.0}, {"top_k": 1}, {"top_p": 0.1}, {"min_p": 0.5},
+        {"repetition_penalty": 2.0}, {"logit_bias": {9: 100.0}},
+    ],
+)  # fmt: skip
+def test_only_what_the_mask_allows_can_come(params: dict[str, Any]) -> None:
+    specs = [spec(seed=seed, output=(5, 5), **params) for seed in range(64)]
+    masks = [mask_of(5, 17) if seed % 2 else mask_of(30) for seed in range(64)]
+    drawn = [found[0].token_id for found in sample(random_logits(64, scale=20.0), specs, masks)]
+    assert all(masks[row][token] for row, token in enumerate(drawn))
+    if params == {"temperature": 2.0}:
+        assert {5, 17, 30} == set(drawn)
+
+
+def test_rows_without_a_mask_are_as_if_there_were_none() -> None:
+    logits = random_logits(6)
+    specs = [spec(seed=seed, logprobs=2) for seed in range(6)]
+    masks = [mask_of(1, 2) if row in (1, 4) else None for row in range(6)]
+    plain, masked = sample(logits, specs), sample(logits, specs, masks)
+    assert [masked[row] for row in (0, 2, 3, 5)] == [plain[row] for row in (0, 2, 3, 5)]
+    assert sample(logits, specs, [None] * 6) == plain
+
+
+def test_log_probabilities_are_those_of_the_raw_logits() -> None:
+    logits = random_logits(1)
+    (found,) = sample(logits, [spec(logprobs=3, temperature=0.0)], [mask_of(7)])
+    raw = torch.log_softmax(logits, dim=1)[0]
+    assert found[0].token_id == 7
+    assert found[0].logprobs is not None
+    assert found[0].logprobs.logprob == pytest.approx(float(raw[7]))
+    assert found[0].logprobs.top[0][0] == int(raw.argmax())
+
+
+def test_several_seeds_of_a_row_share_its_mask() -> None:
+    asked = replace(spec(temperature=2.0), seeds=tuple(range(40)))
+    (found,) = sample(random_logits(1), [asked], [mask_of(3, 4)])
+    assert {token.token_id for token in found} == {3, 4}
+
+
+def test_bans_hold_unless_the_grammar_allows_nothing_else() -> None:
+    logits = random_logits(2)
+    specs = [spec(banned=(2, 3, 3), temperature=0.0)] * 2
+    found = sample(logits, specs, [mask_of(2, 3, 4), mask_of(2)])
+    assert [tokens[0].token_id for tokens in found] == [4, 2]
