@@ -8,13 +8,23 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from engine.execution.grammars import (
+    CompiledGrammar,
+    GrammarMasks,
+    TokenizerSource,
+    compile_grammar,
+    load_tokenizer,
+)
 from engine.execution.runner import LoadedRunner
+from engine.messages import Grammar
 from tests.support.real_backend import RealBackend, load_deterministic
+from tests.support.scripted_compiler import ScriptedCompiler
 from tests.support.small_engine import SmallEngine
 from tests.support.tiny_models import make_model
 from tests.support.tiny_tokenizers import byte_level, save
@@ -190,6 +200,41 @@ def test_samples_are_those_of_requests_sent_one_by_one(real: Bench, restore: str
         engine.run()
         engine.assert_idle()
         assert [engine.sample("g", index) for index in range(4)] == expected
+
+
+def masked_answers(bench: Bench, grammar: Grammar, stop: int, **options: object) -> list[list[int]]:
+    """What eight requests drew within a grammar, one of them three times, up to the ends of their texts."""
+    info = bench.loaded.info
+    tokenizer = load_tokenizer(TokenizerSource(info.tokenizer_dir, info.vocab_size, (stop,)))
+    compiled = {grammar: CompiledGrammar(compile_grammar(tokenizer, grammar), 0)}
+    compiler = ScriptedCompiler()
+    compiler.known.update(compiled)
+    bench.loaded.runner.masks = GrammarMasks(compiled.get, info.vocab_size, max_states=4)
+    engine = bench.engine(compiler=compiler, stop_token_ids=(stop,), **options)  # type: ignore[arg-type]
+    counts = [3 if index == 3 else 1 for index in range(8)]
+    sampling = {"temperature": 1.0, "max_tokens": 40, "grammar": grammar}
+    for index, prompt in enumerate(prompts(8, info.vocab_size)):
+        engine.add(f"r{index}", prompt, seed=index, n=counts[index], **sampling)  # type: ignore[arg-type]
+    engine.run(max_steps=100_000)
+    engine.assert_idle()
+    assert engine.errors == {}
+    if engine.blocks.num_blocks < ALL_BLOCKS:
+        assert sum(engine.scheduler.totals.preemptions.values()) > 0
+    return [engine.sample(f"r{index}", which) for index in range(8) for which in range(counts[index])]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("restore", ["swap", "overlap", "recompute"])
+def test_grammars_are_kept_to_over_preemption_swap_and_recompute(tiny: Bench, restore: str) -> None:
+    """Also when the states of their matchers are forgotten meanwhile; and the text is the same."""
+    grammar, stop = Grammar("regex", "[A-Z]{2,9}( [A-Z]{2,9}){2}"), 3
+    expected = masked_answers(tiny, grammar, stop, num_blocks=ALL_BLOCKS)
+    for tokens in expected:
+        text = byte_level().decode(tokens[:-1])
+        assert tokens[-1] == stop and re.fullmatch(grammar.text, text), text
+    mischief = Mischief(seed=1, max_delay_polls=4, failure_rate=0.05, shuffles=True)
+    options = {"num_blocks": 2 * SEQUENCE_BLOCKS, "mischief": mischief, "restore": restore}
+    assert masked_answers(tiny, grammar, stop, **options) == expected
 
 
 @pytest.mark.timeout(900)

@@ -7,6 +7,7 @@ So nothing of a grammar has to survive a preemption, a swap or a fork.
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,10 +60,10 @@ def load_tokenizer(source: TokenizerSource) -> LLTokenizer:
     if not source.stop_token_ids:
         raise GrammarError(NO_END)
     path = str(Path(source.directory) / "tokenizer.json")
-    try:
-        return LLTokenizer(path, n_vocab=source.vocab_size, eos_token=list(source.stop_token_ids))
-    except (ValueError, OSError) as error:
-        raise GrammarError(NO_TOKENIZER) from error
+    for vocab_size in (source.vocab_size, None):  # None: a tokenizer may know more tokens than its model
+        with contextlib.suppress(ValueError, OSError):
+            return LLTokenizer(path, n_vocab=vocab_size, eos_token=list(source.stop_token_ids))
+    raise GrammarError(NO_TOKENIZER)
 
 
 def compile_grammar(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:

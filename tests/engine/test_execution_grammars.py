@@ -153,6 +153,14 @@ def test_tokens_that_the_grammar_does_not_allow_end_it(family: Family) -> None:
         masks.mask("s", ask(PHONE, [family.stop, family.stop, 70]))
 
 
+def test_a_model_with_fewer_tokens_than_its_tokenizer(family: Family) -> None:
+    library = load_tokenizer(TokenizerSource(family.directory, 100, (family.stop,)))
+    grammar = Grammar("regex", "(?s:.*)")
+    compiled = CompiledGrammar(compile_grammar(library, grammar), 0)
+    mask = GrammarMasks({grammar: compiled}.get, 100).mask("s", ask(grammar, ()))
+    assert mask is not None and mask.shape == (100,) and mask.any()
+
+
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
@@ -178,7 +186,7 @@ def test_what_cannot_be_compiled(family: Family, kind: str, text: str) -> None:
 def test_a_model_without_what_it_takes(family: Family, tmp_path: Path) -> None:
     for source in (
         TokenizerSource(family.directory, VOCAB, ()),
-        TokenizerSource(family.directory, 10, (2,)),
+        TokenizerSource(family.directory, VOCAB, (VOCAB,)),
         TokenizerSource(str(tmp_path), VOCAB, (2,)),
     ):
         with pytest.raises(GrammarError):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from engine.messages import Grammar
 from tests.gateway.house import House, RawClient, raw_client, text_ids, until
 from tests.support.scripted_engine import Script
 
@@ -142,6 +143,24 @@ async def test_a_failure_before_the_first_token_is_a_status(
     lines = [record.getMessage() for record in caplog.records if "mine-1" in record.getMessage()]
     assert len(lines) == 1
     assert "scripted failure" in lines[0]
+    await house.check_alive()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_the_engine_finds_wrong_with_a_request_is_a_400(
+    make_house: Make, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    """C19"""
+    caplog.set_level(logging.INFO)
+    house: House = await make_house()
+    house.script(Script(token_ids=text_ids("abc"), refusal="No text can satisfy the grammar." + "x" * 500))
+    reply = await house.chat(stream=stream, response_format={"type": "json_object"})
+    assert reply.status == 400
+    assert reply.error["type"] == "invalid_request_error"
+    assert reply.error["message"].startswith("No text can satisfy the grammar.")
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    grammar = house.engine.record.submitted[0].sampling.grammar
+    assert grammar == Grammar("json_schema", '{"type":"object"}')
     await house.check_alive()
 
 
