@@ -102,7 +102,7 @@ _ENGINE_OPTIONS = (
                  help="Reuse the KV of prompts that begin alike."),
     click.option("--grammar-timeout", "grammar_timeout_s", type=FiniteFloat(min=0, min_open=True),
                  default=_DEFAULTS.grammar_timeout_s, show_default=True,
-                 help="Processor seconds that a schema, regex or grammar for structured output may take to compile."),
+                 help="Processor seconds that compiling a schema or grammar for structured output may take."),
     click.option("--threads", type=_POSITIVE,
                  help="Compute threads of a CPU engine.  [default: by core count]"),
     click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=_DEFAULTS.seed, show_default=True,

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -22,6 +23,9 @@ from engine.grammar_errors import GONE_ASTRAY, NO_END, NO_TOKENIZER, explain
 from engine.messages import Grammar
 from engine.schedule import SampleSpec
 
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
 Mask = npt.NDArray[np.bool_]
 
 STACK_BYTES = (
@@ -31,7 +35,11 @@ MAX_STATES = 4096
 # Of one step of one sequence, about 20 ms; of all sequences with the same grammar, about 100 MiB.
 _LIMITS = LLParserLimits(max_items_in_row=10_000, max_lexer_states=50_000, verbose_errors=False)
 # JSON on one line. Were white space free, a small model could go on with it for ever.
-_JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+_JSON_LAYOUT: JsonCompileOptions = {
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+}
 
 
 class GrammarError(Exception):
