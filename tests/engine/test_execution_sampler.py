@@ -349,10 +349,10 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
 def test_a_row_that_asks_for_nothing_special_costs_no_copy() -> None:
     logits = random_logits(3)
     plain = [spec(temperature=0.0), spec(temperature=0.7, top_p=0.9, min_p=0.1, top_k=5), spec(logprobs=3)]
-    assert sampler._adjusted(logits, plain) is logits
+    assert sampler._adjusted(logits, plain, [None] * 3) is logits
     for extra in ({"logit_bias": {1: 1.0}}, {"banned": (1,)}, {"presence_penalty": 0.1}):
         before = logits.clone()
-        adjusted = sampler._adjusted(logits, [*plain[:2], spec(**extra)])  # type: ignore[arg-type]
+        adjusted = sampler._adjusted(logits, [*plain[:2], spec(**extra)], [None] * 3)  # type: ignore[arg-type]
         assert adjusted is not logits
         assert torch.equal(logits, before)
         assert torch.equal(adjusted[:2], logits[:2])
