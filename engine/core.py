@@ -89,6 +89,8 @@ class EngineCore:
         error = self._why_refuse(message)
         if error is not None:
             self._refuse(message.request_id, error)
+        elif (error := self._why_refuse_grammar(message.sampling)) is not None:
+            self._refuse(message.request_id, error, is_invalid=True)
         elif self._grammars.admit(message):
             self._scheduler.add(message)
 
@@ -346,8 +348,6 @@ class EngineCore:
             return "A request id must not contain '#'."
         if sampling.beam is not None and sampling.beam.width > self._vocab_size:
             return "A beam search cannot be wider than the vocabulary."
-        if sampling.grammar is not None and (why := self._why_refuse_grammar(sampling)):
-            return why
         if too_large := self._scheduler.why_too_large(message):
             return too_large
         if self._has_request(message.request_id):
@@ -355,6 +355,8 @@ class EngineCore:
         return None
 
     def _why_refuse_grammar(self, sampling: SamplingParams) -> str | None:
+        if sampling.grammar is None:
+            return None
         if not self._has_compiler:
             return "This engine follows no grammars."
         if sampling.beam is not None or sampling.ignore_eos:

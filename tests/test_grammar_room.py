@@ -177,7 +177,8 @@ def test_what_does_not_go_with_a_grammar_is_refused() -> None:
     plain = SmallEngine()
     plain.add("r", [1], grammar=DIGITS)
     for one in (engine, plain):
-        one.step()
+        report = one.step()
+        assert report is not None and all(delta.is_invalid for delta in report.deltas)
         assert one.errors and all("rammar" in error for error in one.errors.values())
         one.assert_idle()
 
