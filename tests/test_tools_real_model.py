@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -13,9 +12,6 @@ import pytest
 from tests.support.server import Server, running_server
 
 pytestmark = pytest.mark.timeout(300)
-ENGINE = Path(__file__).parent.parent / "engine"
-HAS_GRAMMARS = any("llguidance" in path.read_text() for path in ENGINE.rglob("*.py"))
-enforced = pytest.mark.skipif(not HAS_GRAMMARS, reason="this engine does not enforce grammars")
 USER: Any = [{"role": "user", "content": "What is the weather in Paris, in celsius?"}]
 PARAMETERS = {
     "type": "object",
@@ -117,7 +113,6 @@ def check_weather(arguments: str) -> None:
     assert found["unit"] in ("celsius", "fahrenheit")
 
 
-@enforced
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_named_function_is_called(client: openai.OpenAI, seed: int) -> None:
     options: Any = {
@@ -135,7 +130,6 @@ def test_a_named_function_is_called(client: openai.OpenAI, seed: int) -> None:
         assert choice.message.content is None
 
 
-@enforced
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_some_tool_is_called_if_one_is_required(client: openai.OpenAI, seed: int) -> None:
     answer = client.chat.completions.create(

@@ -25,6 +25,7 @@ PARSERS: dict[str, Callable[[], ToolCallParser]] = {
     "named": lambda: NamedCallParser("f"),
     "required": lambda: RequiredCallsParser(NAMES),
 }
+FORCED = ("named", "required")  # which nothing but a cut can make other than calls
 Read = tuple[str, list[tuple[str, str]]]
 
 
@@ -110,6 +111,8 @@ CASES: list[tuple[str, str, Read]] = [
      ("", [("f", '{"x": 1}'), ("g", "{}")])),
     ("required", '[{"name": "f", "arguments": {"x', ("", [("f", '{"x')])),
     ("required", '[{"name": "f", "arguments": {}},', ("", [("f", "{}")])),
+    ("required", '[{"name": "f", "arguments": {}}, {"name": "', ("", [("f", "{}")])),
+    ("required", '[{"na', ("", [])),
 ]  # fmt: skip
 
 
@@ -137,7 +140,7 @@ def test_no_split_changes_what_is_read(family: str, fragments: list[str], data: 
     cuts = [] if data is None else sorted(data.draw(st.sets(st.integers(0, len(text)))))
     whole = read(family, text)
     assert read(family, text, cuts) == whole
-    if not whole[1]:
+    if not whole[1] and family not in FORCED:
         assert whole[0] == text  # without a call nothing at all is lost
 
 
