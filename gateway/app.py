@@ -47,10 +47,11 @@ def build_app(gateway: Gateway) -> web.Application:
     ):
         app.router.add_post(path, handler, expect_handler=check_expectation)
     app.router.add_get("/v1/models", probes.models)
-    app.router.add_get("/v1/models/{name:.+}", probes.model)
+    app.router.add_get("/v1/models/{name:(?s:.+)}", probes.model)
     app.router.add_get("/health", probes.health)
     app.router.add_get("/metrics", probes.metrics)
     app.router.add_get("/version", probes.version)
+    app.router.add_get("/openapi.json", probes.openapi)
     if gateway.settings.admin_key is not None:
         app.router.add_get("/debug/integrity", probes.integrity)
         app.router.add_get("/debug/kv", probes.kv)

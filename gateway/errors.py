@@ -108,15 +108,17 @@ _FAILURES = {
 }
 
 
-class _ErrorBody(msgspec.Struct):
+class ErrorBody(msgspec.Struct):
     message: str
     type: str
     param: str | None
     code: str | None
 
 
-class _ErrorEnvelope(msgspec.Struct):
-    error: _ErrorBody
+class Error(msgspec.Struct):
+    """The body of every answer that is not a success."""
+
+    error: ErrorBody
 
 
 class ApiError(Exception):
@@ -140,7 +142,7 @@ class ApiError(Exception):
         shape = _SHAPES[self.kind]
         message = clip(self.message)
         return msgspec.json.encode(
-            _ErrorEnvelope(_ErrorBody(message, shape.type, self.param and clip(self.param, 100), shape.code))
+            Error(ErrorBody(message, shape.type, self.param and clip(self.param, 100), shape.code))
         )
 
 

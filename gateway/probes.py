@@ -1,4 +1,5 @@
-"""Handlers that tell about the server: models, health, metrics, version, integrity, KV.
+"""Handlers that tell about the server: models, health, metrics, version, the API's description,
+integrity, KV.
 
 Runs on the event loop. ``/health`` and ``/metrics`` need no key, ``/debug`` the admin key. A
 health check that fails is answered 503 with one word in its body that says why.
@@ -18,33 +19,13 @@ from engine.stats import EngineStats
 from gateway.errors import ApiError, ErrorKind
 from gateway.mailbox import ENGINE_DEAD_MESSAGE
 from gateway.metrics import CONTENT_TYPE
-from gateway.openai.chat import Capabilities
+from gateway.probe_answers import Health, Integrity, KvPlaces, ModelCard, ModelList, Version
 from gateway.request_keys import GATEWAY
 from gateway.state import Gateway
 
 _ENGINE_TIMEOUT_S = 10
 _MAX_SEQUENCES = 1000  # in one /debug/kv
 Answer = TypeVar("Answer")
-
-
-class ModelCard(msgspec.Struct, kw_only=True):
-    id: str
-    object: str = "model"
-    created: int
-    owned_by: str = "tidegate"
-    max_model_len: int
-    capabilities: Capabilities
-
-
-class ModelList(msgspec.Struct, kw_only=True):
-    object: str = "list"
-    data: list[ModelCard]
-
-
-class Health(msgspec.Struct, kw_only=True):
-    status: str
-    running: int
-    waiting: int
 
 
 def json_response(value: Any, status: int = 200) -> web.Response:
@@ -80,7 +61,7 @@ async def metrics(request: web.Request) -> web.Response:
 async def integrity(request: web.Request) -> web.Response:
     """The engine's recount of every block, on demand."""
     report = await _answer(request.app[GATEWAY].engine.check_integrity())
-    return json_response({"problems": report.problems, "stats": _readable(report.stats)})
+    return json_response(Integrity(problems=report.problems, stats=_readable(report.stats)))
 
 
 async def kv(request: web.Request) -> web.Response:
@@ -88,13 +69,13 @@ async def kv(request: web.Request) -> web.Response:
     report = await _answer(request.app[GATEWAY].engine.describe_kv(_MAX_SEQUENCES))
     stats = _readable(report.stats)
     return json_response(
-        {
-            "tiers": stats["tiers"],
-            "transfers": stats["transfers"],
-            "costs": report.costs,
-            "num_requests": report.num_requests,
-            "sequences": report.sequences,
-        }
+        KvPlaces(
+            tiers=stats["tiers"],
+            transfers=stats["transfers"],
+            costs=report.costs,
+            num_requests=report.num_requests,
+            sequences=report.sequences,
+        )
     )
 
 
@@ -117,7 +98,11 @@ def _readable(stats: EngineStats) -> dict[str, Any]:
 
 
 async def version(request: web.Request) -> web.Response:
-    return json_response({"version": request.app[GATEWAY].version})
+    return json_response(Version(version=request.app[GATEWAY].version))
+
+
+async def openapi(request: web.Request) -> web.Response:
+    return web.Response(body=request.app[GATEWAY].openapi, content_type="application/json")
 
 
 def _card(gateway: Gateway, name: str) -> ModelCard:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
+import msgspec
+
 from engine.client import Engine, EngineHealth
 from engine.messages import EngineInfo, StepReport
 from gateway.admission import Admission
@@ -30,6 +32,7 @@ from gateway.openai.chat_style import ChatStyle, choose_style
 from gateway.openai.completions import CompletionsEndpoint
 from gateway.openai.tokens import TokensEndpoint
 from gateway.openai.validated import ModelContext
+from gateway.openapi import About, document
 from gateway.request_body import BodyReader
 from gateway.service_rate import ServiceRate
 from gateway.tenant_register import TenantRegister
@@ -173,12 +176,22 @@ class Gateway:
         self.connections = OpenConnections(settings.connection_limits.max_connections)
         self.metrics.connections.set_function(lambda: self.connections.count)
         self.draining = False
+        self.openapi = msgspec.json.encode(document(self.model, self._about()))
 
     @property
     def condition(self) -> str:
         """One word for ``/health``: ok, draining, stalled or dead."""
         health = self.engine.health()
         return "draining" if self.draining and health is EngineHealth.OK else health.value
+
+    def _about(self) -> About:
+        settings = self.settings
+        return About(
+            self.version,
+            settings.max_body_bytes,
+            needs_key=not self.tenants.is_open_to_all,
+            has_admin_key=settings.admin_key is not None,
+        )
 
     async def drain(self, timeout_s: float, hurry: asyncio.Event | None = None) -> None:
         """Refuse what is new, let what runs finish for ``timeout_s``, then end the rest in band.

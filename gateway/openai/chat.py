@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -17,13 +17,22 @@ from gateway.chat_template import ChatTemplate
 from gateway.errors import bad_request, unsupported
 from gateway.openai.answers import AnswerFormat, Identity
 from gateway.openai.chat_answers import ChatFormat
-from gateway.openai.chat_prompt import Chat, ChatPrompts, ChatText, check_variables, make_chat
+from gateway.openai.chat_prompt import (
+    Chat,
+    ChatPrompts,
+    ChatText,
+    Effort,
+    TemplateVariables,
+    check_variables,
+    make_chat,
+)
 from gateway.openai.chat_style import ChatStyle
 from gateway.openai.messages import Message
+from gateway.openai.notes import REQUIRED, Figure, one_of, told
+from gateway.openai.ranges import MAX_LOGPROBS
 from gateway.openai.tool_grammar import forced_grammar
-from gateway.openai.tools import FunctionName, FunctionSpec, Tool, ToolChoice, ToolUse, check_tools
+from gateway.openai.tools import FunctionName, Functions, ToolChoice, Tools, ToolUse, check_tools
 from gateway.openai.validated import (
-    MAX_LOGPROBS,
     CheckedFields,
     GenerationRequest,
     ModelContext,
@@ -31,24 +40,24 @@ from gateway.openai.validated import (
     check_fields,
     complete,
 )
-from gateway.openai.wire import NEUTRAL, GenerationFields, decode
+from gateway.openai.wire import NEUTRAL, GenerationFields, MaxTokens, decode
 from gateway.reading import Calls, Reading, Thoughts
 from gateway.tools.base import ToolCallParser
 from gateway.tools.forced import NamedCallParser, RequiredCallsParser
 
 
 class ChatWire(GenerationFields, kw_only=True, forbid_unknown_fields=True):
-    messages: list[Message] | None = None
-    max_completion_tokens: int | None = None
+    messages: Annotated[list[Message] | None, REQUIRED, told(minItems=1, maxItems=Figure.WINDOW)] = None
+    max_completion_tokens: MaxTokens = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: list[Tool] | None = None
-    tool_choice: str | ToolChoice | None = None
-    functions: list[FunctionSpec] | None = None
-    function_call: str | FunctionName | None = None
-    reasoning_effort: str | None = None
+    top_logprobs: Annotated[int | None, told(minimum=0, maximum=MAX_LOGPROBS)] = None
+    tools: Tools | None = None
+    tool_choice: Annotated[str, one_of(("none", "auto", "required"))] | ToolChoice | None = None
+    functions: Functions | None = None
+    function_call: Annotated[str, one_of(("none", "auto"))] | FunctionName | None = None
+    reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     modalities: Any = None

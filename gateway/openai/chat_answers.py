@@ -8,6 +8,7 @@ calls tools ends with the reason that its request says, unless it was cut short.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -16,7 +17,10 @@ from engine.messages import FinishReason
 from gateway.answer import CallPiece, Piece
 from gateway.detokenizer import TokenTable, printable
 from gateway.openai.answers import Identity, Usage, WholeChoice, finite
+from gateway.openai.notes import one_of
 from gateway.openai.validated import GenerationRequest
+
+FinishReasonName = Annotated[str, one_of(("stop", "length", "tool_calls", "function_call"))]
 
 
 class TopLogprob(msgspec.Struct):
@@ -47,12 +51,12 @@ class FunctionDelta(msgspec.Struct, kw_only=True):
 class CallDelta(msgspec.Struct, kw_only=True):
     index: int
     id: str | UnsetType = UNSET
-    type: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
     function: FunctionDelta
 
 
 class Delta(msgspec.Struct, kw_only=True):
-    role: str | UnsetType = UNSET
+    role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
@@ -64,19 +68,19 @@ class ChunkChoice(msgspec.Struct, kw_only=True):
     index: int = 0
     delta: Delta
     logprobs: ChatLogprobs | None = None
-    finish_reason: str | None = None
+    finish_reason: FinishReasonName | None = None
 
 
 class MessageCall(msgspec.Struct, kw_only=True):
     id: str
-    type: str = "function"
+    type: Literal["function"] = "function"
     function: FunctionDelta
 
 
 class AssistantMessage(msgspec.Struct, kw_only=True):
     """``content`` is null if there is a thought or a call instead."""
 
-    role: str = "assistant"
+    role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
@@ -89,18 +93,30 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     index: int = 0
     message: AssistantMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: str
+    finish_reason: FinishReasonName
 
 
 class ChatAnswer(msgspec.Struct, kw_only=True):
-    """A whole answer, or with ``chat.completion.chunk`` a part of a streamed one."""
+    """A whole answer."""
 
     id: str
-    object: str
+    object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
     system_fingerprint: str
-    choices: list[ChunkChoice] | list[ChatChoice]
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatChunk(msgspec.Struct, kw_only=True):
+    """A part of a streamed answer."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChunkChoice]
     usage: Usage | UnsetType | None = UNSET
 
 
@@ -144,7 +160,17 @@ class ChatFormat:
             )
             for index, choice in enumerate(choices)
         ]
-        return self._encode("chat.completion", shown, usage)
+        who = self._identity
+        return _ENCODER.encode(
+            ChatAnswer(
+                id=who.id,
+                created=who.created,
+                model=who.model,
+                system_fingerprint=who.fingerprint,
+                choices=shown,
+                usage=usage,
+            )
+        )
 
     def _stretches(self, index: int, piece: Piece) -> Iterator[ChunkChoice]:
         if piece.thought:
@@ -200,16 +226,10 @@ class ChatFormat:
         return self._calls.finish_reason
 
     def _chunk(self, choices: list[ChunkChoice], usage: Usage | UnsetType | None) -> bytes:
-        return self._encode("chat.completion.chunk", choices, usage)
-
-    def _encode(
-        self, kind: str, choices: list[ChunkChoice] | list[ChatChoice], usage: Usage | UnsetType | None
-    ) -> bytes:
         who = self._identity
         return _ENCODER.encode(
-            ChatAnswer(
+            ChatChunk(
                 id=who.id,
-                object=kind,
                 created=who.created,
                 model=who.model,
                 system_fingerprint=who.fingerprint,

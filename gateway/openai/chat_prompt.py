@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from gateway.chat_template import RESERVED, ChatTemplate, PromptTooLargeError, TemplateRenderError
 from gateway.errors import bad_request
 from gateway.openai.chat_style import ChatStyle
 from gateway.openai.messages import Message, MessageForm, template_messages
+from gateway.openai.notes import one_of, told
 from gateway.openai.text_tools import Messages, calls_as_text, describe, with_system_text, with_user_text
 from gateway.openai.tools import ToolUse
 from gateway.openai.validated import ModelContext, too_many_chars
@@ -20,6 +21,11 @@ from gateway.openai.validated import ModelContext, too_many_chars
 _CONTINUED_HERE = "<|tidegate: the final message goes on here|>"
 _MAX_VARIABLES = 64
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+Effort = Annotated[str, one_of(EFFORTS)]
+TemplateVariables = Annotated[
+    dict[Annotated[str, told(**{"not": {"enum": sorted(RESERVED)}})], Any],
+    told("Variables for the chat template.", maxProperties=_MAX_VARIABLES),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

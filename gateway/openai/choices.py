@@ -11,11 +11,9 @@ from typing import Literal
 
 from engine.messages import BeamParams
 from gateway.errors import bad_request
-from gateway.openai.ranges import Range
+from gateway.openai.ranges import LENGTH_PENALTY, MAX_N
 from gateway.openai.wire import GenerationFields
 
-MAX_N = 128
-_LENGTH_PENALTY = Range(-10, 10)
 _BEAMS_DRAW_NOTHING = {"temperature": (0, 1), "top_p": (1,), "top_k": (0, -1), "min_p": (0,)}
 
 
@@ -68,8 +66,8 @@ def _check_beams(wire: GenerationFields, width: int) -> BeamParams:
     if wire.stop:
         raise bad_request("stop", "'stop' does not go with beam search; use 'stop_token_ids'.")
     penalty = 1.0 if wire.length_penalty is None else wire.length_penalty
-    if penalty not in _LENGTH_PENALTY:
-        raise bad_request("length_penalty", f"'length_penalty' must be {_LENGTH_PENALTY}.")
+    if penalty not in LENGTH_PENALTY:
+        raise bad_request("length_penalty", f"'length_penalty' must be {LENGTH_PENALTY}.")
     return BeamParams(width, penalty, _check_early_stopping(wire.early_stopping))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -17,9 +17,17 @@ from msgspec import UNSET, UnsetType
 from gateway.answer import Piece, TokenEntry
 from gateway.detokenizer import TokenTable
 from gateway.errors import bad_request
-from gateway.openai.answers import AnswerFormat, Identity, Usage, WholeChoice, finite
+from gateway.openai.answers import (
+    AnswerFormat,
+    FinishReasonName,
+    Identity,
+    Usage,
+    WholeChoice,
+    finite,
+)
+from gateway.openai.notes import REQUIRED, Exactly, Figure, told
+from gateway.openai.ranges import MAX_LOGPROBS, MAX_PROMPTS
 from gateway.openai.validated import (
-    MAX_LOGPROBS,
     GenerationRequest,
     ModelContext,
     check_count,
@@ -30,10 +38,25 @@ from gateway.openai.validated import (
 )
 from gateway.openai.wire import GenerationFields, decode
 
+_TOKEN_IDS = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 0, "maximum": Figure.LAST_TOKEN_ID},
+    "minItems": 1,
+}
+_PROMPTS = {
+    "description": "A text, token ids, or a list of either: as many prompts.",
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        _TOKEN_IDS,
+        {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_PROMPTS},
+        {"type": "array", "items": _TOKEN_IDS, "minItems": 1, "maxItems": MAX_PROMPTS},
+    ],
+}
+
 
 class CompletionWire(GenerationFields, kw_only=True, forbid_unknown_fields=True):
-    prompt: str | list[int | str | list[int]] | None = None
-    logprobs: int | None = None
+    prompt: Annotated[str | list[int | str | list[int]] | None, REQUIRED, Exactly(_PROMPTS)] = None
+    logprobs: Annotated[int | None, told(minimum=0, maximum=MAX_LOGPROBS)] = None
     echo: Any = None
     suffix: Any = None
 
@@ -49,14 +72,14 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     index: int = 0
     text: str = ""
     logprobs: CompletionLogprobs | None = None
-    finish_reason: str | None = None
+    finish_reason: FinishReasonName | None = None
 
 
 class Completion(msgspec.Struct, kw_only=True):
     """A whole answer, and a chunk of a streamed one."""
 
     id: str
-    object: str = "text_completion"
+    object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
     system_fingerprint: str
@@ -66,7 +89,6 @@ class Completion(msgspec.Struct, kw_only=True):
 
 _DECODER = msgspec.json.Decoder(CompletionWire)
 _ENCODER = msgspec.json.Encoder()
-MAX_PROMPTS = 256
 DEFAULT_MAX_TOKENS = 16  # OpenAI's; chat has no such default
 
 

@@ -11,18 +11,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from gateway.errors import bad_request, unsupported
+from gateway.openai.notes import REQUIRED, one_of, told
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_PART_TYPES = ("text", "refusal")
 _SHORT_ID = 9
 
 
 class ContentPart(msgspec.Struct):
-    type: str
+    type: Annotated[str, one_of(_PART_TYPES)]
     text: str | None = None
     refusal: str | None = None
 
@@ -33,21 +35,29 @@ class FunctionCall(msgspec.Struct):
 
 
 class ToolCall(msgspec.Struct):
-    function: FunctionCall | None = None
+    function: Annotated[FunctionCall | None, REQUIRED] = None
     id: str | None = None
-    type: str = "function"
+    type: Annotated[str, one_of(["function"])] = "function"
+
+
+def _has_its_own(kind: str) -> dict[str, Any]:
+    return {"properties": {"type": {"const": kind}, kind: {"type": "string"}}, "required": [kind]}
+
+
+_Part = Annotated[ContentPart, told(anyOf=[_has_its_own(kind) for kind in _PART_TYPES])]
+_Thought = Annotated[Any, told("What an assistant thought; without effect if it is no text.")]
 
 
 class Message(msgspec.Struct, kw_only=True):
-    role: str
-    content: str | list[ContentPart] | None = None
+    role: Annotated[str, one_of(_ROLES)]
+    content: str | list[_Part] | None = None
     refusal: str | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     function_call: FunctionCall | None = None
-    reasoning_content: Any = None
-    reasoning: Any = None
+    reasoning_content: _Thought = None
+    reasoning: _Thought = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +110,7 @@ def _text(content: str | list[ContentPart] | None, param: str) -> str:
     texts = []
     for i, part in enumerate(content):
         text = part.refusal if part.type == "refusal" else part.text
-        if part.type not in ("text", "refusal"):
+        if part.type not in _PART_TYPES:
             raise unsupported(f"{param}[{i}].type", "Only text parts are supported; this model reads text.")
         if text is None:
             raise bad_request(f"{param}[{i}]", f"A {part.type} part must have a {part.type}.")

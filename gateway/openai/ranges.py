@@ -1,9 +1,19 @@
-"""Ranges of numbers in requests. NaN and infinity are in none. Pure."""
+"""Ranges of numbers in requests, and how much of a thing they may have. Pure. NaN is in no range."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+
+MAX_N = 128
+MAX_STOP_STRINGS = 4
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIAS = 300
+MAX_LOGPROBS = 20
+MAX_PROMPTS = 256
+MAX_FORM_CHOICES = 1024
+MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +30,12 @@ class Range:
 
     def __str__(self) -> str:
         return f"{'above' if self.low_is_open else 'at least'} {self.low:g} and at most {self.high:g}"
+
+    @property
+    def schema(self) -> dict[str, float]:
+        """In the words of JSON Schema."""
+        return {"exclusiveMinimum" if self.low_is_open else "minimum": self.low, "maximum": self.high}
+
+
+LOGIT_BIAS = Range(-100, 100)
+LENGTH_PENALTY = Range(-10, 10)

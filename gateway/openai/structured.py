@@ -14,11 +14,11 @@ import msgspec
 
 from engine.messages import Grammar
 from gateway.errors import bad_request, unsupported
+from gateway.openai.ranges import MAX_FORM_CHOICES
 from gateway.openai.wire import GenerationFields
 
 MAX_TEXT_BYTES = 64 * 1024
 MAX_DEPTH = 64
-MAX_CHOICES = 1024
 _MAX_NAME_CHARS = 64
 _ANY_OBJECT = Grammar("json_schema", '{"type":"object"}')
 _META = frozenset("\\.+*?()|[]{}^$#&-~/")
@@ -169,8 +169,8 @@ def _lark(value: str, param: str) -> Grammar:
 
 
 def _choice(value: list[str], param: str) -> Grammar:
-    if not 1 <= len(value) <= MAX_CHOICES:
-        raise bad_request(param, f"'{param}' must have 1 to {MAX_CHOICES} texts.")
+    if not 1 <= len(value) <= MAX_FORM_CHOICES:
+        raise bad_request(param, f"'{param}' must have 1 to {MAX_FORM_CHOICES} texts.")
     if not all(value):
         raise bad_request(param, f"'{param}' has an empty text.")
     _sized("regex", "".join(value), param)  # before the work of escaping it

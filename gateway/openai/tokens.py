@@ -6,27 +6,30 @@ their names.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.errors import bad_request
 from gateway.openai.chat import ChatEndpoint
-from gateway.openai.chat_prompt import Chat, check_variables, make_chat
+from gateway.openai.chat_prompt import Chat, Effort, TemplateVariables, check_variables, make_chat
 from gateway.openai.messages import Message
-from gateway.openai.tools import Tool, offered
+from gateway.openai.notes import REQUIRED, ModelName, TokenId
+from gateway.openai.tools import Tools, offered
 from gateway.openai.validated import ModelContext, check_model, check_text_length, check_token_ids
 from gateway.openai.wire import decode
 
 
 class TokenizeWire(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    model: str | None = None
+    """Either a prompt or messages."""
+
+    model: ModelName = None
     prompt: str | None = None
     messages: list[Message] | None = None
-    tools: list[Tool] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None
+    tools: Tools | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    reasoning_effort: Effort | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
@@ -34,8 +37,8 @@ class TokenizeWire(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class DetokenizeWire(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    model: str | None = None
-    tokens: list[int] | None = None
+    model: ModelName = None
+    tokens: Annotated[list[TokenId] | None, REQUIRED] = None
 
 
 class Tokenized(msgspec.Struct, kw_only=True):

@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
 from gateway.errors import bad_request, unsupported
+from gateway.openai.notes import REQUIRED, one_of, told
 
 MAX_TOOLS = 128
 MAX_SCHEMA_BYTES = 65_536
@@ -24,15 +25,21 @@ _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 class FunctionSpec(msgspec.Struct, kw_only=True):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
+    name: Annotated[str, told(pattern=f"^{_NAME.pattern}$")]
+    description: Annotated[str | None, told(maxLength=MAX_DESCRIPTION_CHARS)] = None
+    parameters: Annotated[
+        dict[str, Any] | None, told("A JSON schema.", properties={"type": {"const": "object"}})
+    ] = None
     strict: bool | None = None
 
 
 class Tool(msgspec.Struct, kw_only=True):
-    type: str
-    function: FunctionSpec | None = None
+    type: Annotated[str, one_of(["function"])]
+    function: Annotated[FunctionSpec | None, REQUIRED] = None
+
+
+Tools = Annotated[list[Tool], told(maxItems=MAX_TOOLS)]
+Functions = Annotated[list[FunctionSpec], told(maxItems=MAX_TOOLS)]
 
 
 class FunctionName(msgspec.Struct):
@@ -45,12 +52,12 @@ class NamedTool(msgspec.Struct, kw_only=True):
 
 
 class AllowedTools(msgspec.Struct, kw_only=True):
-    mode: str
-    tools: list[NamedTool]
+    mode: Annotated[str, one_of(("auto", "required"))]
+    tools: Annotated[list[NamedTool], told(minItems=1)]
 
 
 class ToolChoice(msgspec.Struct, kw_only=True):
-    type: str
+    type: Annotated[str, one_of(("function", "allowed_tools"))]
     function: FunctionName | None = None
     allowed_tools: AllowedTools | None = None
 

@@ -17,20 +17,23 @@ import msgspec
 from engine.messages import SamplingDefaults, SamplingParams
 from gateway.errors import ApiError, ErrorKind, bad_request
 from gateway.openai.choices import Choices, check_choices
-from gateway.openai.ranges import Range
+from gateway.openai.notes import ranges_of
+from gateway.openai.ranges import (
+    LOGIT_BIAS,
+    MAX_LOGIT_BIAS,
+    MAX_SEED,
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    MIN_SEED,
+)
 from gateway.openai.structured import check_structured
 from gateway.openai.wire import GenerationFields
 from gateway.reading import Reading
 from gateway.tokenizer import TextCodec
 
-MAX_STOP_STRINGS = 4
-MAX_STOP_CHARS = 1024
-MAX_STOP_TOKEN_IDS = 128
-MAX_LOGIT_BIAS = 300
-MAX_LOGPROBS = 20
 MAX_BEAM_LOGPROBS = 1_000_000  # all results of a search are told in one message
 OPEN_ANSWER_TOKENS = 1024  # that an answer without a limit of its own is reckoned with beforehand
-_SEED_MASK = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +135,7 @@ class CheckedFields:
     keeps_stop: bool
 
 
-_RANGES = {
-    "temperature": Range(0, 2),
-    "top_p": Range(0, 1, low_is_open=True),
-    "min_p": Range(0, 1),
-    "repetition_penalty": Range(0.01, 2),
-    "presence_penalty": Range(-2, 2),
-    "frequency_penalty": Range(-2, 2),
-}
-_BIAS = Range(-100, 100)
+_RANGES = ranges_of(GenerationFields)
 
 
 def check_fields(
@@ -335,9 +330,9 @@ def _check_seed(seed: int | None) -> int:
     """Any signed 64-bit number. The engine gets 63 bits of it: what fits every integer type."""
     if seed is None:
         return secrets.randbits(63)
-    if not -(2**63) <= seed < 2**63:
+    if not MIN_SEED <= seed <= MAX_SEED:
         raise bad_request("seed", "'seed' must be a signed 64-bit number.")
-    return seed & _SEED_MASK
+    return seed & MAX_SEED
 
 
 def _check_top_k(top_k: int | None, model: ModelContext) -> int:
@@ -358,8 +353,8 @@ def _check_logit_bias(bias: dict[str, float] | None, model: ModelContext) -> dic
         raise bad_request(param, f"'{param}' must have token ids as its keys.")
     checked = {int(key): value for key, value in bias.items()}
     check_token_ids(list(checked), model, param)
-    if not all(value in _BIAS for value in checked.values()):
-        raise bad_request(param, f"'{param}' must have values {_BIAS}.")
+    if not all(value in LOGIT_BIAS for value in checked.values()):
+        raise bad_request(param, f"'{param}' must have values {LOGIT_BIAS}.")
     return checked
 
 

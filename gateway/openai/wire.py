@@ -1,19 +1,45 @@
 """Wire structs shared by completions and chat: what a client may send, exactly as it is sent.
 
 Pure. Nothing here is checked beyond its JSON type; a raw request cannot pass for a validated one,
-because ``GenerationRequest`` (``validated.py``) is another type. Unknown fields are refused by name,
-so that a misspelt parameter never fails silently. Three groups of fields: those that work, those
-that are accepted without effect, and those that are known but not supported (``REFUSED``).
+because ``GenerationRequest`` (``validated.py``) is another type. Notes on the fields (``notes.py``) say what
+the checks there let through. Unknown fields are refused by name, so that a misspelt parameter never fails
+silently. Three groups of fields: those that work, those that are accepted without effect, and those that
+are known but not supported (``NEUTRAL``).
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from gateway.errors import ApiError, ErrorKind, bad_request, unsupported
+from gateway.openai.notes import Figure, Ignored, ModelName, TokenId, one_of, told
+from gateway.openai.ranges import (
+    LENGTH_PENALTY,
+    LOGIT_BIAS,
+    MAX_FORM_CHOICES,
+    MAX_LOGIT_BIAS,
+    MAX_SEED,
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    MIN_SEED,
+    Range,
+)
+
+MaxTokens = Annotated[int | None, told("Cut to what the window leaves.", minimum=1)]
+NumChoices = Annotated[int | None, told(minimum=1, maximum=Figure.MAX_CHOICES)]
+StopString = Annotated[str, told(minLength=1, maxLength=MAX_STOP_CHARS)]
+Texts = Annotated[list[Annotated[str, told(minLength=1)]], told(minItems=1, maxItems=MAX_FORM_CHOICES)]
+LogitBias = Annotated[
+    dict[
+        Annotated[str, told(pattern="^[0-9]{1,10}$")],
+        Annotated[float, told(**LOGIT_BIAS.schema)],
+    ],
+    told("By token id.", maxProperties=MAX_LOGIT_BIAS),
+]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -29,7 +55,7 @@ class JsonSchemaFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    type: str
+    type: Annotated[str, one_of(("text", "json_object", "json_schema"))]
     json_schema: JsonSchemaFormat | None = None
 
 
@@ -38,7 +64,7 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
     json: dict[str, Any] | str | None = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Texts | None = None
     grammar: str | None = None
     json_object: bool | None = None
 
@@ -46,41 +72,40 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Fields that both endpoints have."""
 
-    model: str | None = None
+    model: ModelName = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    min_tokens: int | None = None
+    max_tokens: MaxTokens = None
+    temperature: Annotated[float | None, Range(0, 2)] = None
+    top_p: Annotated[float | None, Range(0, 1, low_is_open=True)] = None
+    top_k: Annotated[int | None, told("0 and -1 mean no limit.", minimum=-1)] = None
+    min_p: Annotated[float | None, Range(0, 1)] = None
+    repetition_penalty: Annotated[float | None, Range(0.01, 2)] = None
+    presence_penalty: Annotated[float | None, Range(-2, 2)] = None
+    frequency_penalty: Annotated[float | None, Range(-2, 2)] = None
+    logit_bias: LogitBias | None = None
+    seed: Annotated[int | None, told(minimum=MIN_SEED, maximum=MAX_SEED)] = None
+    stop: StopString | Annotated[list[StopString], told(maxItems=MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: Annotated[list[TokenId] | None, told(maxItems=MAX_STOP_TOKEN_IDS)] = None
+    min_tokens: Annotated[int | None, told(minimum=0, maximum=Figure.WINDOW)] = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    n: int | None = None
-    best_of: int | None = None
+    n: NumChoices = None
+    best_of: NumChoices = None
     use_beam_search: bool | None = None
-    length_penalty: float | None = None
-    early_stopping: bool | str | None = None
+    length_penalty: Annotated[float | None, LENGTH_PENALTY] = None
+    early_stopping: bool | Annotated[str, one_of(["never"])] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Texts | None = None
     guided_grammar: str | None = None
-    # accepted without effect
-    user: Any = None
-    metadata: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
+    user: Ignored = None
+    metadata: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_retention: Ignored = None
     parallel_tool_calls: bool | None = None  # works in chats
     # accepted at the values in NEUTRAL only
     store: Any = None

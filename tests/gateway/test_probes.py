@@ -32,6 +32,19 @@ async def test_an_unknown_model_is_404(make_house: Make) -> None:
     assert (await house.complete(model="tiny")).json["model"] == "tiny"
 
 
+async def test_a_model_name_with_a_line_break_is_an_unknown_model(make_house: Make) -> None:
+    house: House = await make_house()
+    reply = await house.request("GET", "/v1/models/a%0Ab")
+    assert (reply.status, reply.error["code"]) == (404, "model_not_found")
+
+
+async def test_models_have_openais_shape(make_house: Make) -> None:
+    house: House = await make_house()
+    [card] = (await house.request("GET", "/v1/models")).json["data"]
+    assert set(card) == {"id", "object", "created", "owned_by", "max_model_len"}
+    assert (card["object"], card["owned_by"], type(card["created"])) == ("model", "tidegate", int)
+
+
 async def test_a_served_name_replaces_the_engines(make_house: Make) -> None:
     house: House = await make_house(served_model_names=("other",))
     assert (await house.complete(model="tiny")).status == 404

@@ -1,0 +1,305 @@
+"""/openapi.json: every path of one server, what it takes, and all that it can answer. OpenAPI 3.1.
+
+Built once, at the start; decides nothing. Bodies are described from the wire structs and the notes on their
+fields, errors from the table in ``errors.py``; what stands here is which path has which.
+``tests/gateway/test_openapi.py`` compares the paths with the router's.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from gateway.errors import Error, ErrorKind, shape_of
+from gateway.openai.chat import ChatWire
+from gateway.openai.chat_answers import ChatAnswer, ChatChunk
+from gateway.openai.completions import Completion, CompletionWire
+from gateway.openai.notes import Figure
+from gateway.openai.ranges import MAX_N
+from gateway.openai.schemas import Schema, Struct, component_schemas, ref
+from gateway.openai.tokens import Detokenized, DetokenizeWire, Tokenized, TokenizeWire
+from gateway.openai.validated import ModelContext
+from gateway.probe_answers import Health, Integrity, KvPlaces, ModelCard, ModelList, Version
+
+_OPENAPI = "3.1.1"
+_JSON, _TEXT, _EVENTS = "application/json", "text/plain", "text/event-stream"
+_DESCRIPTION = """\
+An OpenAI-compatible API. Parameters that are not listed are refused by name. What cannot be read as HTTP is \
+answered 400 in plain text, a path that does not exist 404, a method that a path does not take 405."""
+
+
+class Access(enum.Enum):
+    """Who may call. The value names the security scheme."""
+
+    OPEN = None
+    API_KEY = "apiKey"
+    ADMIN_KEY = "adminKey"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path. ``failures`` are those of its own, beside a wrong key and a fault of ours.
+
+    ``answers``: bodies by status, a schema or a struct whose schema it is. ``chunk``: what the events of
+    a streamed answer carry.
+    """
+
+    method: str
+    path: str
+    summary: str
+    answers: Mapping[int, Struct | Schema]
+    access: Access = Access.API_KEY
+    body: Struct | None = None
+    chunk: Struct | None = None
+    media_type: str = _JSON
+    failures: tuple[ErrorKind, ...] = ()
+
+
+_ROUTER_ERRORS = (ErrorKind.NOT_FOUND, ErrorKind.METHOD_NOT_ALLOWED)
+_BODY_ERRORS = (
+    ErrorKind.BAD_REQUEST, ErrorKind.UNSUPPORTED, ErrorKind.CONTEXT_LENGTH, ErrorKind.MODEL_NOT_FOUND,
+    ErrorKind.BODY_TIMEOUT, ErrorKind.BODY_TOO_LARGE, ErrorKind.UNSUPPORTED_MEDIA_TYPE, ErrorKind.BUSY,
+    ErrorKind.REQUEST_LIMIT,
+)  # fmt: skip
+_ENGINE_ERRORS = (ErrorKind.ENGINE_DEAD, ErrorKind.ENGINE_BUSY)
+_GENERATION_ERRORS = (
+    *_BODY_ERRORS, *_ENGINE_ERRORS, ErrorKind.REQUEST_FAILED, ErrorKind.SHUTDOWN, ErrorKind.TOO_SLOW,
+    ErrorKind.TOKEN_LIMIT, ErrorKind.ABOVE_LIMIT,
+)  # fmt: skip
+
+OPERATIONS = (
+    Operation(
+        "post", "/v1/chat/completions", "Answer a chat.",
+        {200: ChatAnswer}, body=ChatWire, chunk=ChatChunk, failures=_GENERATION_ERRORS,
+    ),
+    Operation(
+        "post", "/v1/completions", "Continue prompts.",
+        {200: Completion}, body=CompletionWire, chunk=Completion, failures=_GENERATION_ERRORS,
+    ),
+    Operation("get", "/v1/models", "The models that are served.", {200: ModelList}),
+    Operation(
+        "get", "/v1/models/{name}", "One of them.", {200: ModelCard}, failures=(ErrorKind.MODEL_NOT_FOUND,)
+    ),
+    Operation(
+        "post", "/tokenize", "Token ids of a prompt or of a chat.",
+        {200: Tokenized}, body=TokenizeWire, failures=_BODY_ERRORS,
+    ),
+    Operation(
+        "post", "/detokenize", "The text of token ids.",
+        {200: Detokenized}, body=DetokenizeWire, failures=_BODY_ERRORS,
+    ),
+    Operation(
+        "get", "/health", "Whether the server makes progress.", {200: Health, 503: Health}, Access.OPEN
+    ),
+    Operation(
+        "get", "/metrics", "Figures for Prometheus.", {200: {"type": "string"}}, Access.OPEN, media_type=_TEXT
+    ),
+    Operation("get", "/version", "The version of the server.", {200: Version}, Access.OPEN),
+    Operation("get", "/openapi.json", "This document.", {200: {"type": "object"}}, Access.OPEN),
+    Operation(
+        "get", "/debug/kv", "What the tiers hold, and where each request's blocks are.",
+        {200: KvPlaces}, Access.ADMIN_KEY, failures=_ENGINE_ERRORS,
+    ),
+    Operation(
+        "get", "/debug/integrity", "A recount of all requests and blocks.",
+        {200: Integrity}, Access.ADMIN_KEY, failures=_ENGINE_ERRORS,
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What the document says of one server beside its model."""
+
+    version: str
+    max_body_bytes: int
+    needs_key: bool
+    has_admin_key: bool
+
+
+def document(model: ModelContext, about: About) -> Schema:
+    """The whole of it, as JSON values."""
+    operations = [op for op in OPERATIONS if about.has_admin_key or op.access is not Access.ADMIN_KEY]
+    paths: Schema = {}
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method] = _operation(operation, about)
+    return {
+        "openapi": _OPENAPI,
+        "info": {
+            "title": "tidegate",
+            "version": about.version,
+            "description": _DESCRIPTION,
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {
+            "schemas": _schemas(operations, model),
+            "headers": _HEADERS,
+            "parameters": {"requestId": _REQUEST_ID, "modelName": _model_name(model)},
+            "securitySchemes": {
+                access.value: {"type": "http", "scheme": "bearer"}
+                for access in (Access.API_KEY, Access.ADMIN_KEY)
+                if _is_locked(access, about)
+            },
+        },
+    }
+
+
+def _schemas(operations: Iterable[Operation], model: ModelContext) -> Schema:
+    figures = {
+        Figure.MODEL_NAMES: [*model.names, None],
+        Figure.WINDOW: model.window,
+        Figure.LAST_TOKEN_ID: model.vocab_size - 1,
+        Figure.MAX_CHOICES: min(MAX_N, model.max_num_seqs),
+    }
+    asked = [operation.body for operation in operations if operation.body is not None]
+    answered: list[Struct] = [Error]
+    for operation in operations:
+        answered += [answer for answer in operation.answers.values() if not isinstance(answer, dict)]
+        answered += [operation.chunk] if operation.chunk is not None else []
+    return component_schemas(asked, answered, figures)
+
+
+def _is_locked(access: Access, about: About) -> bool:
+    return about.needs_key if access is Access.API_KEY else access is Access.ADMIN_KEY and about.has_admin_key
+
+
+# ---- one operation -----------------------------------------------------------------------------
+
+
+def _operation(operation: Operation, about: About) -> Schema:
+    told: Schema = {
+        "summary": operation.summary,
+        "operationId": _operation_id(operation),
+        "parameters": [{"$ref": f"#/components/parameters/{name}"} for name in _parameters(operation)],
+        "responses": dict(sorted(_responses(operation, about).items())),
+    }
+    if operation.body is not None:
+        told["requestBody"] = {
+            "description": f"At most {about.max_body_bytes} bytes.",
+            "required": True,
+            "content": {_JSON: {"schema": ref(operation.body)}},
+        }
+    if _is_locked(operation.access, about):
+        told["security"] = [{operation.access.value: []}]
+    return told
+
+
+def _operation_id(operation: Operation) -> str:
+    words = "".join(char if char.isalnum() else " " for char in operation.path).split()
+    return "_".join([operation.method, *words])
+
+
+def _parameters(operation: Operation) -> Iterator[str]:
+    yield "requestId"
+    if "{name}" in operation.path:
+        yield "modelName"
+
+
+def _responses(operation: Operation, about: About) -> Schema:
+    common = ["x-request-id"]
+    if about.needs_key and operation.access is Access.API_KEY:
+        common += _RATE_LIMITS
+    responses: Schema = {}
+    for status, answer in operation.answers.items():
+        schema = answer if isinstance(answer, dict) else ref(answer)
+        content: Schema = {operation.media_type: {"schema": schema}}
+        headers = [*common]
+        if operation.chunk is not None:
+            content[_EVENTS] = {"schema": _event(operation.chunk)}
+            headers.append("x-tidegate-max-tokens-clamped")
+        description = "Success." if status < 400 else "No progress; the body says why."
+        responses[str(status)] = {
+            "description": description,
+            "headers": _headers(headers),
+            "content": content,
+        }
+    kinds = [*operation.failures, ErrorKind.INTERNAL]
+    if _is_locked(operation.access, about):
+        kinds.append(ErrorKind.UNAUTHORIZED)
+    by_status: dict[int, list[ErrorKind]] = {}
+    for kind in kinds:
+        by_status.setdefault(shape_of(kind).status, []).append(kind)
+    return responses | {
+        str(status): _failure(kinds, [*common, *_HEADERS_OF.get(status, ())])
+        for status, kinds in by_status.items()
+    }
+
+
+def _failure(kinds: list[ErrorKind], headers: list[str]) -> Schema:
+    """One status, with the types and codes of all that it can mean."""
+    shapes = [shape_of(kind) for kind in kinds]
+    narrowed = {
+        "type": {"enum": sorted({shape.type for shape in shapes})},
+        "code": {"enum": sorted({shape.code for shape in shapes}, key=str)},
+    }
+    schema = {"allOf": [ref(Error), {"properties": {"error": {"properties": narrowed}}}]}
+    return {
+        "description": f"{', '.join(kind.value.replace('_', ' ') for kind in kinds).capitalize()}.",
+        "headers": _headers(headers),
+        "content": {_JSON: {"schema": schema}},
+    }
+
+
+def _event(chunk: Struct) -> Schema:
+    """One event of a stream, as its fields: chunks, perhaps an error, and the end mark."""
+    payload = {
+        "type": "string",
+        "contentMediaType": _JSON,
+        "contentSchema": {"anyOf": [ref(chunk), ref(Error)]},
+    }
+    return {
+        "description": "With 'stream': true. Chunks, then [DONE]; after a failure, an error and [DONE].",
+        "type": "object",
+        "properties": {"data": {"anyOf": [{"const": "[DONE]"}, payload]}},
+        "required": ["data"],
+    }
+
+
+# ---- headers and parameters --------------------------------------------------------------------
+
+_WHOLE_NUMBER = {"type": "integer", "minimum": 1}
+_AMOUNT: Schema = {"description": "If the key has such a limit.", "schema": {"type": "integer", "minimum": 0}}
+_RESET: Schema = {
+    "description": "Until nothing of it is in use, if the key has such a limit.",
+    "schema": {"type": "string", "pattern": "^([0-9]+ms|([0-9]+m)?[0-9.]+s)$"},
+}
+_HEADERS: Schema = {
+    "x-request-id": {
+        "description": "The client's own if it sent a usable one.",
+        "required": True,
+        "schema": {"type": "string", "pattern": "^[A-Za-z0-9._:/+=-]{1,128}$"},
+    },
+    "x-tidegate-max-tokens-clamped": {
+        "description": "The cap in force, if 'max_tokens' was named and did not fit.",
+        "schema": _WHOLE_NUMBER,
+    },
+    "Retry-After": {"description": "Seconds, when it makes sense to come back.", "schema": _WHOLE_NUMBER},
+    "retry-after-ms": {"description": "The same, in milliseconds.", "schema": _WHOLE_NUMBER},
+    "x-ratelimit-limit-requests": _AMOUNT,
+    "x-ratelimit-remaining-requests": _AMOUNT,
+    "x-ratelimit-reset-requests": _RESET,
+    "x-ratelimit-limit-tokens": _AMOUNT,
+    "x-ratelimit-remaining-tokens": _AMOUNT,
+    "x-ratelimit-reset-tokens": _RESET,
+    "WWW-Authenticate": {"required": True, "schema": {"const": "Bearer"}},
+}
+_RATE_LIMITS = tuple(name for name in _HEADERS if name.startswith("x-ratelimit-"))
+_RETRY = ("Retry-After", "retry-after-ms")
+_HEADERS_OF = {401: ("WWW-Authenticate",), 429: _RETRY, 503: _RETRY}
+_REQUEST_ID: Schema = {
+    "name": "x-request-id",
+    "in": "header",
+    "description": "Told back and logged, if it is usable; else the server makes one.",
+    "schema": {"type": "string"},
+}
+
+
+def _model_name(model: ModelContext) -> Schema:
+    schema = {"type": "string", "enum": list(model.names)}
+    return {"name": "name", "in": "path", "required": True, "schema": schema}
+
+
+def _headers(names: Iterable[str]) -> Schema:
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in names}

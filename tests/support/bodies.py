@@ -1,0 +1,79 @@
+"""Makes generated bodies affordable, and agree with themselves, which a JSON Schema cannot ask for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+MAX_TOKENS, MAX_PROMPTS = 2, 2
+_DRAWING = ("temperature", "top_p", "top_k", "min_p", "stop")
+
+
+def bound(path: str, body: Any) -> None:
+    """Keep what a body asks for short. Numbers that JSON Schema takes for whole are written as whole."""
+    if not isinstance(body, dict):
+        return
+    for name in body:
+        body[name] = _whole(body[name])
+    if path.startswith("/v1/"):
+        for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
+            if isinstance(body.get(name), int):
+                body[name] = min(body[name], MAX_TOKENS)
+        if body.get("max_tokens") is None:
+            body["max_tokens"] = MAX_TOKENS
+    if isinstance(body.get("prompt"), list) and not isinstance(body["prompt"][0], int):
+        body["prompt"] = body["prompt"][:MAX_PROMPTS]
+
+
+def settle(path: str, body: Any) -> None:
+    """Leave out or add what the rest of a body asks for."""
+    bound(path, body)
+    if path == "/tokenize":
+        _settle_source(body)
+    elif path.startswith("/v1/") and isinstance(body, dict):
+        _settle_lengths(body)
+        _settle_choices(body)
+        if body.get("top_logprobs"):
+            body["logprobs"] = True
+        if (body.get("stream_options") or {}).get("include_usage"):
+            body["stream"] = True
+        if isinstance(body.get("prompt"), list):
+            body["prompt"] = [prompt if prompt != "" else "x" for prompt in body["prompt"]]
+
+
+def _settle_source(body: dict[str, Any]) -> None:
+    if body.get("messages") is not None:
+        body.pop("prompt", None)
+    elif body.get("prompt") is None:
+        body["prompt"] = "x"
+
+
+def _settle_lengths(body: dict[str, Any]) -> None:
+    longest = body.get("max_completion_tokens") or body["max_tokens"]
+    if body.get("min_tokens"):
+        body["min_tokens"] = min(body["min_tokens"], longest)
+
+
+def _settle_choices(body: dict[str, Any]) -> None:
+    n = body.get("n") or 1
+    if body.get("best_of"):
+        body["best_of"] = max(body["best_of"], n)
+    if body.get("use_beam_search"):
+        if max(n, body.get("best_of") or 1) < 2:
+            body["n"], body["best_of"] = 2, None
+        for name in _DRAWING:
+            body.pop(name, None)
+        return
+    for name in ("length_penalty", "early_stopping"):
+        body.pop(name, None)
+    if body.get("stream"):
+        body.pop("best_of", None)
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _whole(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,51 @@
+"""Holds answers against the official client's own models: nothing missing, nothing besides, no other type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from openai.types import Completion, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import BaseModel
+
+OURS = {"max_model_len"}  # what we tell beyond OpenAI's fields
+
+
+def check_answer(path: str, answer: Any) -> None:
+    """A whole answer to a POST."""
+    _check(ChatCompletion if path == "/v1/chat/completions" else Completion, answer)
+
+
+def check_chunk(path: str, chunk: Any) -> None:
+    """A part of a streamed answer."""
+    if path == "/v1/chat/completions":
+        _check(ChatCompletionChunk, chunk)
+        return
+    for choice in chunk["choices"]:  # the client's model of a completion is that of a whole one
+        choice["finish_reason"] = choice["finish_reason"] or "stop"
+    if chunk.get("usage", 0) is None:
+        del chunk["usage"]
+    _check(Completion, chunk)
+
+
+def check_probe(path: str, answer: Any) -> None:
+    """What ``/v1/models`` and the paths below it tell."""
+    for card in answer["data"] if path == "/v1/models" else [answer]:
+        _check(Model, card)
+
+
+def _check(model: type[BaseModel], value: Any) -> None:
+    parsed = model.model_validate(value, strict=True)
+    assert set(_unknown(parsed)) <= OURS, value
+
+
+def _unknown(value: Any) -> Iterator[str]:
+    """Names of fields that the models do not have, at any depth."""
+    if isinstance(value, BaseModel):
+        yield from value.model_extra or ()
+        for name in type(value).model_fields:
+            yield from _unknown(getattr(value, name))
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _unknown(item)

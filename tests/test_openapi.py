@@ -1,0 +1,180 @@
+"""/openapi.json against a real server: schemathesis drives it within what it says, beyond it, at its bounds.
+
+No answer is a 5xx, and none has a status, body, content type or header that the document does not give; every
+answer is also one that the official client's own models take. Most bodies are made to agree with themselves
+(``settle``), so that tokens are generated for them; how many is asserted, lest this test only refusals.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import Case, GenerationMode
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from tests.support.bodies import bound, settle
+from tests.support.openai_models import check_answer, check_chunk, check_probe
+from tests.support.server import ADMIN_KEY, Server, running_server
+
+KEY = "sk-test"
+SLOW = os.environ.get("TIDEGATE_SLOW") == "1"
+POSTS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
+GETS = (
+    "/v1/models", "/v1/models/{name}", "/health", "/metrics", "/version", "/openapi.json",
+    "/debug/kv", "/debug/integrity",
+)  # fmt: skip
+EXAMPLES = 2000 if SLOW else 20
+STRIDE = 1 if SLOW else 8  # of the cases at the bounds that make tokens, each so many-th is sent
+MIN_SHARE_OF_200 = 0.85  # of settled bodies; measured: above 0.95 for each path
+# A body can be well-formed and yet be refused: 'best_of' below 'n', a prompt longer than the window ...
+NOT_PROMISED = [positive_data_acceptance]
+
+pytestmark = pytest.mark.timeout(7200 if SLOW else 300)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    flags = ["--api-key", KEY, "--device-kv", "64MiB", "--max-model-len", "512", "--max-num-seqs", "4"]
+    with running_server(*flags) as server:
+        yield server
+        report = server.wait_idle()
+        assert report["problems"] == []
+        assert report["stats"]["blocks_in_use"] == 0
+        assert "Traceback" not in server.log
+        assert server.stop() == 0, server.log
+
+
+class Prober:
+    """Sends cases and holds every answer against the document. ``statuses`` counts the answers."""
+
+    def __init__(self, server: Server) -> None:
+        self.schema = schemathesis.openapi.from_url(server.url + "/openapi.json")
+        self.document: dict[str, Any] = self.schema.raw_schema
+        self.statuses: Counter[int] = Counter()
+        self._session = requests.Session()
+
+    def operation(self, method: str, path: str) -> Any:
+        return self.schema[path][method]
+
+    def at_the_bounds(self, method: str, path: str) -> Iterator[Case]:
+        """Each field left out, null, at and beyond its bounds, of another type; other methods and types."""
+        operation = self.operation(method, path)
+        config = self.schema.config.generation_for(operation=operation, phase="coverage")
+        cases: Iterator[Case] = self.schema.iter_coverage_cases(
+            operation, generation_modes=list(GenerationMode), generation_config=config
+        )
+        return cases
+
+    def ask(self, case: Case) -> int:
+        key = _headers(case.path)
+        if "Authorization" in case.headers:  # schemathesis leaves it out to see that it is needed
+            case.headers.update(key)
+        answer = case.call(session=self._session, timeout=120)
+        case.validate_response(answer, headers=key, excluded_checks=NOT_PROMISED)
+        if answer.status_code == 200:
+            self._check_success(case.path, answer)
+        self.statuses[answer.status_code] += 1
+        status: int = answer.status_code
+        return status
+
+    def _check_success(self, path: str, answer: Any) -> None:
+        if answer.headers["content-type"][0].startswith("text/event-stream"):
+            self._check_events(path, answer.content.decode())
+        elif path in POSTS[:2]:
+            check_answer(path, answer.json())
+        elif path.startswith("/v1/"):
+            check_probe(path, answer.json())
+
+    def _check_events(self, path: str, text: str) -> None:
+        """Chunks as the document and the official client have them, then the end mark, once."""
+        assert text.endswith("\n\n")
+        blocks = [block for block in text.split("\n\n")[:-1] if not block.startswith(":")]
+        assert all(block.startswith("data: ") and "\n" not in block for block in blocks)
+        payloads = [block.removeprefix("data: ") for block in blocks]
+        assert payloads.pop() == "[DONE]"
+        chunk = "ChatChunk" if path == "/v1/chat/completions" else "Completion"
+        components = {"schemas": self.document["components"]["schemas"]}
+        validator = jsonschema_rs.Draft202012Validator(
+            {"$ref": f"#/components/schemas/{chunk}", "components": components}
+        )
+        for payload in payloads:
+            validator.validate(json.loads(payload))
+            check_chunk(path, json.loads(payload))
+
+
+def _headers(path: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {ADMIN_KEY if path.startswith('/debug/') else KEY}"}
+
+
+@pytest.fixture
+def prober(server: Server) -> Prober:
+    return Prober(server)
+
+
+def drive(prober: Prober, path: str, mode: GenerationMode, max_examples: int, prepare: Any) -> None:
+    """Send what hypothesis makes of the schema of a POST."""
+    strategy = prober.operation("POST", path).as_strategy(generation_mode=mode, headers=_headers(path))
+
+    @settings(
+        max_examples=max_examples,
+        database=None,
+        deadline=None,
+        derandomize=not SLOW,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=strategy)
+    def run(case: Case) -> None:
+        prepare(path, case.body)
+        prober.ask(case)
+
+    run()
+
+
+@pytest.mark.parametrize("path", POSTS)
+def test_bodies_that_agree_with_themselves_are_answered(prober: Prober, path: str) -> None:
+    drive(prober, path, GenerationMode.POSITIVE, EXAMPLES, settle)
+    share = prober.statuses[200] / prober.statuses.total()
+    assert share >= MIN_SHARE_OF_200, prober.statuses
+
+
+@pytest.mark.parametrize("path", POSTS)
+def test_any_bodies_of_the_right_form(prober: Prober, path: str) -> None:
+    drive(prober, path, GenerationMode.POSITIVE, EXAMPLES // 2, bound)
+    assert set(prober.statuses) <= {200, 400}
+
+
+@pytest.mark.parametrize("path", POSTS)
+def test_bodies_of_a_wrong_form_are_refused(prober: Prober, path: str) -> None:
+    drive(prober, path, GenerationMode.NEGATIVE, EXAMPLES, lambda path, body: None)
+    assert set(prober.statuses) <= {400, 404}  # 404: no such model
+
+
+@pytest.mark.parametrize("path", POSTS)
+def test_bodies_at_the_bounds(prober: Prober, path: str) -> None:
+    number = 0
+    for case in prober.at_the_bounds("POST", path):
+        if case.meta is not None and case.meta.generation.mode.is_positive:
+            number += 1
+            if number % STRIDE and path.startswith("/v1/"):
+                continue
+            settle(path, case.body)
+        prober.ask(case)
+    assert prober.statuses[200] > 5
+    assert {400, 401, 405, 415} <= set(prober.statuses) <= {200, 400, 401, 404, 405, 415}
+
+
+@pytest.mark.parametrize("path", GETS)
+def test_what_takes_no_body(prober: Prober, path: str) -> None:
+    for case in prober.at_the_bounds("GET", path):
+        prober.ask(case)
+    assert {200, 405} <= set(prober.statuses) <= {200, 401, 404, 405}
