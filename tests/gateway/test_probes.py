@@ -41,7 +41,7 @@ async def test_a_model_name_with_a_line_break_is_an_unknown_model(make_house: Ma
 async def test_models_have_openais_shape(make_house: Make) -> None:
     house: House = await make_house()
     [card] = (await house.request("GET", "/v1/models")).json["data"]
-    assert set(card) == {"id", "object", "created", "owned_by", "max_model_len"}
+    assert set(card) == {"id", "object", "created", "owned_by", "max_model_len", "capabilities"}
     assert (card["object"], card["owned_by"], type(card["created"])) == ("model", "tidegate", int)
 
 

@@ -29,7 +29,10 @@ def settle(path: str, body: Any) -> None:
     bound(path, body)
     if path == "/tokenize":
         _settle_source(body)
-    elif path.startswith("/v1/") and isinstance(body, dict):
+    if body.get("messages") is not None:
+        _settle_tools(body)
+        _settle_continuation(body)
+    if path.startswith("/v1/"):
         _settle_lengths(body)
         _settle_choices(body)
         if body.get("top_logprobs"):
@@ -67,6 +70,37 @@ def _settle_choices(body: dict[str, Any]) -> None:
         body.pop(name, None)
     if body.get("stream"):
         body.pop("best_of", None)
+
+
+def _settle_tools(body: dict[str, Any]) -> None:
+    """At most two, of different names; what is chosen is one of them, and no beams go with that."""
+    functions = [tool["function"] for tool in _shortened(body, "tools")]
+    if functions:
+        body.pop("functions", None)
+    choice = "tool_choice" if functions else "function_call"
+    functions = functions or _shortened(body, "functions")
+    for number, function in enumerate(functions):
+        function["name"] = f"f{number}"
+    for name in ("tool_choice", "function_call"):
+        if name != choice or not functions:
+            body.pop(name, None)
+    if isinstance(body.get(choice), dict):
+        named = {"name": "f0"}
+        body[choice] = {"type": "function", "function": named} if choice == "tool_choice" else named
+    if body.get(choice) not in (None, "auto", "none"):
+        body.pop("use_beam_search", None)
+
+
+def _shortened(body: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    if body.get(name):
+        body[name] = body[name][:2]
+    return body.get(name) or []
+
+
+def _settle_continuation(body: dict[str, Any]) -> None:
+    if body.get("continue_final_message"):
+        body["messages"].append({"role": "assistant", "content": "Well"})
+        body.pop("add_generation_prompt", None)
 
 
 def _whole(value: Any) -> Any:

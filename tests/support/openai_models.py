@@ -9,7 +9,8 @@ from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
-OURS = {"max_model_len"}  # what we tell beyond OpenAI's fields
+# What we tell beyond OpenAI's fields.
+OURS = {"max_model_len", "capabilities", "reasoning_content", "reasoning"}
 
 
 def check_answer(path: str, answer: Any) -> None:
