@@ -11,7 +11,7 @@ import enum
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from gateway.errors import Error, ErrorKind, shape_of
+from gateway.errors import TABLE, Error, ErrorKind
 from gateway.openai.chat import ChatWire
 from gateway.openai.chat_answers import ChatAnswer, ChatChunk
 from gateway.openai.completions import Completion, CompletionWire
@@ -25,8 +25,8 @@ from gateway.probe_answers import Health, Integrity, KvPlaces, ModelCard, ModelL
 _OPENAPI = "3.1.1"
 _JSON, _TEXT, _EVENTS = "application/json", "text/plain", "text/event-stream"
 _DESCRIPTION = """\
-An OpenAI-compatible API. Parameters that are not listed are refused by name. What cannot be read as HTTP is \
-answered 400 in plain text, a path that does not exist 404, a method that a path does not take 405."""
+An OpenAI-compatible API. Parameters that are not listed are refused by name. A path that does not exist is \
+answered 404, a method that a path does not take 405, each with an error like any other."""
 
 
 class Access(enum.Enum):
@@ -39,7 +39,7 @@ class Access(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One method of one path. ``failures`` are those of its own, beside a wrong key and a fault of ours.
+    """One method of one path. ``failures`` are its own, beside a wrong key and what can fail anywhere.
 
     ``answers``: bodies by status, a schema or a struct whose schema it is. ``chunk``: what the events of
     a streamed answer carry.
@@ -56,7 +56,10 @@ class Operation:
     failures: tuple[ErrorKind, ...] = ()
 
 
-_ROUTER_ERRORS = (ErrorKind.NOT_FOUND, ErrorKind.METHOD_NOT_ALLOWED)
+_ANYWHERE = (
+    ErrorKind.BAD_HTTP, ErrorKind.HEAD_TIMEOUT, ErrorKind.URL_TOO_LONG, ErrorKind.HEADERS_TOO_LARGE,
+    ErrorKind.EXPECTATION_FAILED, ErrorKind.TOO_MANY_CONNECTIONS, ErrorKind.INTERNAL,
+)  # fmt: skip
 _BODY_ERRORS = (
     ErrorKind.BAD_REQUEST, ErrorKind.UNSUPPORTED, ErrorKind.CONTEXT_LENGTH, ErrorKind.MODEL_NOT_FOUND,
     ErrorKind.BODY_TIMEOUT, ErrorKind.BODY_TOO_LARGE, ErrorKind.UNSUPPORTED_MEDIA_TYPE, ErrorKind.BUSY,
@@ -198,48 +201,49 @@ def _parameters(operation: Operation) -> Iterator[str]:
 
 
 def _responses(operation: Operation, about: About) -> Schema:
-    common = ["x-request-id"]
+    headers = ["x-request-id"]
     if about.needs_key and operation.access is Access.API_KEY:
-        common += _RATE_LIMITS
-    responses: Schema = {}
-    for status, answer in operation.answers.items():
-        schema = answer if isinstance(answer, dict) else ref(answer)
-        content: Schema = {operation.media_type: {"schema": schema}}
-        headers = [*common]
-        if operation.chunk is not None:
-            content[_EVENTS] = {"schema": _event(operation.chunk)}
-            headers.append("x-tidegate-max-tokens-clamped")
-        description = "Success." if status < 400 else "No progress; the body says why."
-        responses[str(status)] = {
-            "description": description,
-            "headers": _headers(headers),
-            "content": content,
-        }
-    kinds = [*operation.failures, ErrorKind.INTERNAL]
+        headers += _RATE_LIMITS
+    kinds = [*operation.failures, *_ANYWHERE]
     if _is_locked(operation.access, about):
         kinds.append(ErrorKind.UNAUTHORIZED)
-    by_status: dict[int, list[ErrorKind]] = {}
+    failures: dict[int, list[ErrorKind]] = {}
     for kind in kinds:
-        by_status.setdefault(shape_of(kind).status, []).append(kind)
-    return responses | {
-        str(status): _failure(kinds, [*common, *_HEADERS_OF.get(status, ())])
-        for status, kinds in by_status.items()
+        failures.setdefault(TABLE[kind].status, []).append(kind)
+    return {
+        str(status): _response(operation, status, failures.get(status, []), headers)
+        for status in {*operation.answers, *failures}
     }
 
 
-def _failure(kinds: list[ErrorKind], headers: list[str]) -> Schema:
-    """One status, with the types and codes of all that it can mean."""
-    shapes = [shape_of(kind) for kind in kinds]
+def _response(operation: Operation, status: int, kinds: list[ErrorKind], headers: list[str]) -> Schema:
+    """What one status can mean: the operation's own answer, one of the failures, or for some either."""
+    content: Schema = {}
+    meanings = [kind.value.replace("_", " ") for kind in kinds]
+    schemas = [_failure(kinds)] if kinds else []
+    if (answer := operation.answers.get(status)) is not None:
+        meanings.insert(0, "success" if status < 400 else "no success, for the reason given")
+        schemas.insert(0, answer if isinstance(answer, dict) else ref(answer))
+        if operation.chunk is not None:
+            content[_EVENTS] = {"schema": _event(operation.chunk)}
+            headers = [*headers, "x-tidegate-max-tokens-clamped"]
+    media_type = _JSON if answer is None else operation.media_type
+    content[media_type] = {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}
+    return {
+        "description": f"{', '.join(meanings).capitalize()}.",
+        "headers": _headers([*headers, *_HEADERS_OF.get(status, ())]),
+        "content": content,
+    }
+
+
+def _failure(kinds: list[ErrorKind]) -> Schema:
+    """An error, with the types and codes of all that it can be."""
+    shapes = [TABLE[kind] for kind in kinds]
     narrowed = {
         "type": {"enum": sorted({shape.type for shape in shapes})},
-        "code": {"enum": sorted({shape.code for shape in shapes}, key=str)},
+        "code": {"enum": sorted({shape.code for shape in shapes})},
     }
-    schema = {"allOf": [ref(Error), {"properties": {"error": {"properties": narrowed}}}]}
-    return {
-        "description": f"{', '.join(kind.value.replace('_', ' ') for kind in kinds).capitalize()}.",
-        "headers": _headers(headers),
-        "content": {_JSON: {"schema": schema}},
-    }
+    return {"allOf": [ref(Error), {"properties": {"error": {"properties": narrowed}}}]}
 
 
 def _event(chunk: Struct) -> Schema:
