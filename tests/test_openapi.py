@@ -33,8 +33,8 @@ GETS = (
     "/debug/kv", "/debug/integrity",
 )  # fmt: skip
 EXAMPLES = 2000 if SLOW else 20
-STRIDE = 1 if SLOW else 8  # of the cases at the bounds that make tokens, each so many-th is sent
-MIN_SHARE_OF_200 = 0.85  # of settled bodies; measured: above 0.95 for each path
+STRIDE = 1 if SLOW else 12  # of the cases at the bounds that make tokens, each so many-th is sent
+MIN_SHARE_OF_200 = 0.85  # of settled bodies; measured: 0.92 (chat) to 1.0. The rest are mostly too long
 # A body can be well-formed and yet be refused: 'best_of' below 'n', a prompt longer than the window ...
 NOT_PROMISED = [positive_data_acceptance]
 

@@ -15,7 +15,7 @@ from gateway.errors import bad_request
 from gateway.openai.chat import ChatEndpoint
 from gateway.openai.chat_prompt import Chat, Effort, TemplateVariables, check_variables, make_chat
 from gateway.openai.messages import Message
-from gateway.openai.notes import REQUIRED, ModelName, TokenId
+from gateway.openai.notes import REQUIRED, Figure, ModelName, TokenId, told
 from gateway.openai.tools import Tools, offered
 from gateway.openai.validated import ModelContext, check_model, check_text_length, check_token_ids
 from gateway.openai.wire import decode
@@ -26,7 +26,7 @@ class TokenizeWire(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     model: ModelName = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Annotated[list[Message] | None, told(minItems=1, maxItems=Figure.WINDOW)] = None
     tools: Tools | None = None
     chat_template_kwargs: TemplateVariables | None = None
     reasoning_effort: Effort | None = None
