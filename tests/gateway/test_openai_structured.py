@@ -11,8 +11,8 @@ import pytest
 
 from engine.messages import Grammar
 from gateway.errors import ApiError
+from gateway.openai.ranges import MAX_FORM_CHOICES
 from gateway.openai.structured import (
-    MAX_CHOICES,
     MAX_DEPTH,
     MAX_TEXT_BYTES,
     check_structured,
@@ -112,7 +112,7 @@ def test_choices_are_taken_literally() -> None:
         ({"guided_regex": "a" * (MAX_TEXT_BYTES + 1)}, "guided_regex"),
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_choice": ["a", ""]}, "guided_choice"),
-        ({"guided_choice": ["a"] * (MAX_CHOICES + 1)}, "guided_choice"),
+        ({"guided_choice": ["a"] * (MAX_FORM_CHOICES + 1)}, "guided_choice"),
         ({"guided_choice": ["é" * MAX_TEXT_BYTES]}, "guided_choice"),
         ({"guided_choice": "yes"}, "guided_choice"),
         ({"guided_grammar": " \n"}, "guided_grammar"),

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-MAX_TOKENS, MAX_PROMPTS = 2, 2
+MAX_TOKENS, MAX_PROMPTS, MAX_MESSAGES = 2, 2, 3
+_FORMS: dict[str, Any] = {
+    "guided_json": {"type": "object", "properties": {"a": {"type": "integer"}}},
+    "guided_regex": "[a-c]{1,9}",
+    "guided_choice": ["yes", "no"],
+    "guided_grammar": 'start: "a" | "b"',
+}
 _DRAWING = ("temperature", "top_p", "top_k", "min_p", "stop")
 
 
@@ -30,10 +36,12 @@ def settle(path: str, body: Any) -> None:
     if path == "/tokenize":
         _settle_source(body)
     if body.get("messages") is not None:
+        body["messages"] = body["messages"][:MAX_MESSAGES]
         _settle_tools(body)
         _settle_continuation(body)
     if path.startswith("/v1/"):
         _settle_lengths(body)
+        _settle_form(body)
         _settle_choices(body)
         if body.get("top_logprobs"):
             body["logprobs"] = True
@@ -70,6 +78,27 @@ def _settle_choices(body: dict[str, Any]) -> None:
         body.pop(name, None)
     if body.get("stream"):
         body.pop("best_of", None)
+
+
+def _settle_form(body: dict[str, Any]) -> None:
+    """The first of the forms that are wished for, if any, as one that can be kept to; alone."""
+    wish = None
+    if (body.get("response_format") or {}).get("type", "text") != "text":
+        wish = "response_format"
+        body[wish] = {"type": "json_schema", "json_schema": {"name": "n", "schema": _FORMS["guided_json"]}}
+    elif body.get("structured_outputs") is not None:
+        wish = "structured_outputs"
+        name = next((name for name, value in body[wish].items() if value), "json_object")
+        body[wish] = {name: _FORMS.get(f"guided_{name}", True)}
+    else:
+        wish = next((name for name in _FORMS if body.get(name) is not None), None)
+        body.update({wish: _FORMS[wish]} if wish is not None else {})
+    for name in ("response_format", "structured_outputs", *_FORMS):
+        if name != wish:
+            body.pop(name, None)
+    if wish is not None:
+        for name in ("ignore_eos", "use_beam_search", "tools", "tool_choice", "functions", "function_call"):
+            body.pop(name, None)
 
 
 def _settle_tools(body: dict[str, Any]) -> None:
