@@ -38,6 +38,7 @@ from gateway.openai.validated import (
     ModelContext,
     check_count,
     check_fields,
+    check_max_tokens,
     complete,
 )
 from gateway.openai.wire import NEUTRAL, GenerationFields, MaxTokens, decode
@@ -105,10 +106,9 @@ class ChatEndpoint:
     def parse(self, body: bytes) -> GenerationRequest:
         """Check a body, render its messages and tokenize them. Raises ApiError."""
         wire = decode(_DECODER, body)
-        max_tokens = wire.max_completion_tokens
-        if max_tokens is not None and max_tokens < 1:
-            raise bad_request("max_completion_tokens", "'max_completion_tokens' must be at least 1.")
-        max_tokens = wire.max_tokens if max_tokens is None else max_tokens
+        max_tokens = check_max_tokens(wire.max_tokens, "max_tokens")
+        if wire.max_completion_tokens is not None:
+            max_tokens = check_max_tokens(wire.max_completion_tokens, "max_completion_tokens")
         use = self._checked(check_tools(wire))
         checked = check_fields(wire, self._model, max_tokens, _num_logprobs(wire))
         checked = _with_grammar(checked, use)

@@ -70,8 +70,9 @@ class TokensEndpoint:
         check_model(wire.model, self._model)
         if (wire.prompt is None) == (wire.messages is None):
             raise bad_request("prompt", "Either 'prompt' or 'messages' is needed.")
+        chat = _chat(wire)  # checked even if there is a prompt instead
         if wire.prompt is None:
-            tokens = self._chat.encode(_chat(wire))
+            tokens = self._chat.encode(chat)
         else:
             check_text_length(len(wire.prompt), self._model, "prompt")
             special = wire.add_special_tokens is None or wire.add_special_tokens

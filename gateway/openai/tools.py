@@ -113,6 +113,8 @@ def check_tools(wire: ToolFields) -> ToolUse:
     """Raises ApiError naming the first bad field."""
     if wire.functions and wire.tools:
         raise bad_request("functions", "'functions' is the old form of 'tools'; send one of them.")
+    if not wire.tools and wire.tool_choice not in (None, "none", "auto"):
+        raise bad_request("tool_choice", "'tool_choice' goes with 'tools' only.")
     if wire.functions:
         _check_functions(wire.functions, "functions", "functions[{}]")
         return _old_choice(tuple(wire.functions), wire.function_call)
@@ -198,8 +200,6 @@ def _choice(use: ToolUse, choice: str | ToolChoice | None) -> ToolUse:
         return use
     if choice == "none":
         return ToolUse()
-    if not use.functions:
-        raise bad_request(param, f"'{param}' goes with 'tools' only.")
     if isinstance(choice, str):
         return _with_mode(use, choice, param)
     if choice.type == "function" and choice.function is not None:

@@ -144,8 +144,7 @@ def check_fields(
     """Check everything that both endpoints share. Raises ApiError naming the first bad field."""
     name = check_model(wire.model, model)
     choices = check_choices(wire, model.max_num_seqs)
-    if max_tokens is not None and max_tokens < 1:
-        raise bad_request("max_tokens", "'max_tokens' must be at least 1.")
+    check_max_tokens(max_tokens, "max_tokens")
     if wire.stream_options is not None and wire.stream_options.include_usage and not wire.stream:
         raise bad_request("stream_options", "'stream_options' goes with 'stream': true only.")
     options = wire.stream_options
@@ -270,6 +269,12 @@ def check_count(value: int | None, high: int, param: str) -> int | None:
     """A number from 0 to ``high``, or None."""
     if value is not None and not 0 <= value <= high:
         raise bad_request(param, f"'{param}' must be at least 0 and at most {high}.")
+    return value
+
+
+def check_max_tokens(value: int | None, param: str) -> int | None:
+    if value is not None and value < 1:
+        raise bad_request(param, f"'{param}' must be at least 1.")
     return value
 
 

@@ -189,6 +189,7 @@ async def test_logprobs_without_alternatives(make_house: Make) -> None:
         ({"logprobs": True, "top_logprobs": 10**9}, "top_logprobs"), ({"logprobs": 5}, "logprobs"),
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"), ({"n": 5_000_000}, "n"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"), ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": 5, "max_tokens": 0}, "max_tokens"),
     ],
 )  # fmt: skip
 async def test_caps(make_house: Make, fields: dict[str, Any], param: str) -> None:

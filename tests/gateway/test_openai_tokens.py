@@ -55,6 +55,8 @@ async def test_special_tokens_show_as_their_names(make_house: Make) -> None:
         ("/tokenize", {"prompt": "a", "model": "other"}, "model"),
         ("/tokenize", {"prompt": "x" * 100_000}, "prompt"),
         ("/tokenize", {"prompt": "a", "extra": 1}, "extra"),
+        ("/tokenize", {"prompt": "a", "reasoning_effort": "x"}, "reasoning_effort"),
+        ("/tokenize", {"prompt": "a", "tools": [{"type": "x"}]}, "tools[0].type"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": [300]}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),

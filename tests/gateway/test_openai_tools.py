@@ -104,6 +104,7 @@ for _ in range(70):
         ({"functions": [F], "function_call": {"name": "h"}}, "function_call.name"),
         ({"functions": [F], "function_call": "required"}, "function_call"),
         ({"function_call": {"name": "f"}}, "function_call"),
+        ({"functions": [F], "tool_choice": {"type": "x"}}, "tool_choice"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
