@@ -178,7 +178,8 @@ class EngineCore:
             return None if self._transfers.num_pending and not self._refused else self._report((), {})
         output = self._executor.execute(plan)
         executed = self._clock()
-        self._blocks.costs.observe_step(plan.num_tokens, plan.num_pairs, executed - scheduled)
+        if not plan.is_scoring:
+            self._blocks.costs.observe_step(plan.num_tokens, plan.num_pairs, executed - scheduled)
         deltas = self._scheduler.update(plan, output)
         for delta in deltas:
             if delta.ends_request:
@@ -335,13 +336,13 @@ class EngineCore:
         prompt = message.prompt_token_ids
         if not prompt:
             return "The prompt has no tokens."
-        if len(prompt) >= self._max_model_len:
+        sampling = message.sampling
+        if len(prompt) + min(sampling.max_tokens, 1) > self._max_model_len:
             return f"The prompt has {len(prompt)} tokens; the window holds {self._max_model_len}."
         if min(prompt) < 0 or max(prompt) >= self._vocab_size:
             return f"A prompt token id is outside the vocabulary of {self._vocab_size}."
-        sampling = message.sampling
-        if sampling.max_tokens < 1:
-            return "max_tokens must be at least 1."
+        if sampling.max_tokens < (0 if sampling.beam is None else 1):
+            return "max_tokens must not be negative, and at least 1 for a beam search."
         if not 1 <= sampling.n <= sampling.num_seqs:
             return "n must be at least 1, and at most the width of a beam search."
         if "#" in message.request_id:

@@ -9,6 +9,7 @@ Imports neither torch nor sockets: both sides, and the tests, share this file.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
@@ -49,7 +50,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     ``temperature`` 0 is greedy. ``top_k`` 0 means no limit. ``logprobs`` is None for none, else the
     number of alternatives to report beside the sampled token (0 is valid). ``max_tokens`` is always
-    set: the gateway clamps it to the window. ``seed`` is 64 bits; a draw depends only on (seed, position),
+    set: the gateway clamps it to the window; with 0 the prompt is computed and nothing is generated. ``seed`` is 64 bits; a draw depends only on (seed, position),
     never on its neighbours in the batch. ``n`` sequences are generated for one prompt, of which number i
     draws with ``seed`` + i; with ``beam`` they are the ``n`` best that the search found, and nothing is
     drawn. With a ``grammar`` only tokens that keep to it can come. ``prompt_logprobs`` is None for none, else
@@ -203,6 +204,34 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top: tuple[tuple[int, float], ...] = ()
 
 
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log probabilities of consecutive tokens of a prompt, packed (little endian) because they may be many.
+
+    Of each token ``logprobs`` (float32) has its own and ``ranks`` (uint32) its rank among all tokens, from 1;
+    ``top_ids`` (uint32) and ``top_logprobs`` (float32) have the ``num_top`` likeliest tokens in that place,
+    best first. They are what ``TokenLogprobs`` are taken from.
+    """
+
+    logprobs: bytes = b""
+    ranks: bytes = b""
+    top_ids: bytes = b""
+    top_logprobs: bytes = b""
+    num_top: int = 0
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        return len(self.logprobs) // 4
+
+    def entries(self, num_top: int) -> Iterator[tuple[TokenLogprobs, int]]:
+        """Each token with at most ``num_top`` alternatives, and its rank."""
+        top_ids = memoryview(self.top_ids).cast("I")
+        top_logprobs = memoryview(self.top_logprobs).cast("f")
+        pairs = zip(memoryview(self.logprobs).cast("f"), memoryview(self.ranks).cast("I"), strict=True)
+        for index, (logprob, rank) in enumerate(pairs):
+            shown = slice(index * self.num_top, index * self.num_top + min(num_top, self.num_top))
+            yield TokenLogprobs(logprob, tuple(zip(top_ids[shown], top_logprobs[shown], strict=True))), rank
+
+
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     """What one engine step produced for sequence ``index`` of one request.
 
@@ -214,8 +243,8 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     token ended the sequence (end of text, or one of ``stop_token_ids``): it counts as generated but
     is not text. ``num_cached_tokens`` is the number of prompt tokens that were not computed because
     the prefix cache held them at first admission. ``error`` is set with ``FinishReason.ERROR``,
-    ``is_invalid`` if the request itself is at fault. ``prompt_logprobs`` come once, for the second
-    and all later tokens of the prompt.
+    ``is_invalid`` if the request itself is at fault. ``prompt_logprobs`` come once, with the first delta of
+    the request, for the second and all later tokens of the prompt.
     """
 
     request_id: str
@@ -229,7 +258,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     ends_request: bool = False
     score: float | None = None
     is_invalid: bool = False
-    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class StepReport(msgspec.Struct, frozen=True, tag=True, kw_only=True):

@@ -39,6 +39,7 @@ from engine.messages import (
     ResumeRequest,
     Shutdown,
 )
+from engine.reports import parts
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +63,8 @@ class EngineServer:
             if self._stopping or self._connection.is_closed:
                 return
             report = self._core.step()
-            if report is not None:
-                self._connection.send(report)
+            for part in () if report is None else parts(report):
+                self._connection.send(part)
 
     def _next_commands(self) -> list[EngineCommand]:
         if self._core.can_step():

@@ -10,8 +10,9 @@ import enum
 from collections import abc
 
 from engine.beam import BeamSearch
-from engine.messages import AddRequest, SamplingParams
+from engine.messages import AddRequest, PromptLogprobs, SamplingParams
 from engine.schedule import SampleSpec
+from engine.scoring import PromptScoring
 from engine.sequence import Sequence
 from tiering.hashing import BlockNamer
 from tiering.restore import Restore
@@ -81,7 +82,8 @@ class SequenceGroup:
     did not read. ``may_load`` is False once a load has failed it, until it is swapped out anew.
     ``has_branched``: the prompt is computed, and every sequence has its first token; ``unwanted`` are indices
     of those that were aborted before. ``given_up``: the last restore that came to
-    nothing, which may yet have brought blocks. ``cache_salt`` is the tenant's.
+    nothing, which may yet have brought blocks. ``cache_salt`` is the tenant's. ``scoring``: log probabilities
+    of the prompt that are still to be told.
     """
 
     __slots__ = (
@@ -102,6 +104,7 @@ class SequenceGroup:
         "priority",
         "request_id",
         "sampling",
+        "scoring",
         "sequences",
         "status",
         "unwanted",
@@ -135,6 +138,7 @@ class SequenceGroup:
         self.has_branched = False
         self.unwanted: set[int] = set()
         self.beams = self._new_search(stop_token_ids)
+        self.scoring = self._new_scoring()
         self._next_index = 1
 
     def _new_search(self, stop_token_ids: tuple[int, ...]) -> BeamSearch | None:
@@ -143,6 +147,10 @@ class SequenceGroup:
         ends = frozenset(() if self.sampling.ignore_eos else stop_token_ids) | {*self.sampling.stop_token_ids}
         max_tokens = self.max_total_tokens - len(self.sequences[0].prompt_token_ids)
         return BeamSearch(self.sampling.beam, ends, max_tokens)
+
+    def _new_scoring(self) -> PromptScoring | None:
+        num_top = self.sampling.prompt_logprobs
+        return None if num_top is None else PromptScoring(self.first.prompt_token_ids, num_top)
 
     @property
     def order(self) -> tuple[int, int]:
@@ -162,6 +170,20 @@ class SequenceGroup:
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.first.prompt_token_ids)
+
+    @property
+    def generates_nothing(self) -> bool:
+        """Whether it is over when its prompt is computed."""
+        return self.sampling.max_tokens == 0
+
+    def num_readable_tokens(self, num_tokens: int) -> int:
+        """How many of its first ``num_tokens`` tokens may be taken from whoever has their KV.
+
+        The rest must be computed, for their log probabilities.
+        """
+        if self.scoring is None or self.scoring.is_complete:
+            return num_tokens
+        return min(num_tokens, self.scoring.num_found)
 
     @property
     def is_decoding(self) -> bool:
@@ -191,6 +213,11 @@ class SequenceGroup:
             num_candidates=0 if beams is None else beams.num_candidates,
             ends=frozenset() if beams is None else beams.stop_token_ids,
         )
+
+    def tell_prompt_logprobs(self) -> PromptLogprobs | None:
+        """The prompt's log probabilities, once, if they were asked for."""
+        scoring, self.scoring = self.scoring, None
+        return None if scoring is None else scoring.whole()
 
     def fork(self, parent: Sequence) -> Sequence:
         """A further sequence with the history of ``parent``, which is to be added to ``sequences``."""

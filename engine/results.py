@@ -16,7 +16,7 @@ from engine.histories import Histories
 from engine.messages import FinishReason, TokenDelta
 from engine.queues import RequestQueues
 from engine.request import RequestEvent, SequenceGroup
-from engine.schedule import Sample, SampledToken, SchedulerOutput, StepOutput
+from engine.schedule import Sample, SampledToken, SchedulerOutput, Score, StepOutput
 from engine.sequence import Sequence
 from tiering.block_manager import BlockManager
 from tiering.types import BlockHash
@@ -34,17 +34,32 @@ class Results:
 
     def take_in(self, plan: SchedulerOutput, output: StepOutput, now: float) -> list[TokenDelta]:
         """Advance all sequences of the plan. ``now``: seconds, when the step was scheduled."""
-        failed = {sample.sequence_id for sample in output.samples if not sample.tokens}
+        failed = {sample.sequence_id: sample.error for sample in output.samples if not sample.tokens}
+        failed |= {score.sequence_id: None for score in output.scores if score.logprobs is None}
         samples: dict[str, list[Sample]] = {}
         for sample in output.samples:
             samples.setdefault(self._group(sample.sequence_id).request_id, []).append(sample)
+        for score in output.scores:
+            self._note(score)
         for chunk in plan.chunks:
             if chunk.sequence_id not in failed:
                 self._advance(chunk.sequence_id, chunk.start + len(chunk.token_ids))
-        deltas: list[TokenDelta] = []
+        deltas = [*self._give_up(failed)]
         for request_id, found in samples.items():
-            deltas += self._accept(self._group(request_id), found, now)
+            group = self.queues.get(request_id)
+            if group is not None:
+                deltas += self._accept(group, found, now)
+        for chunk in plan.chunks:
+            group = self.queues.get(chunk.sequence_id)
+            if group is not None and group.generates_nothing and not group.first.num_uncomputed_tokens:
+                deltas += self._end_prompt(group, now)
         return deltas
+
+    def _note(self, score: Score) -> None:
+        scoring = self._group(score.sequence_id).scoring
+        assert scoring is not None
+        if score.logprobs is not None:
+            scoring.take_in(score.logprobs)
 
     def _group(self, sequence_id: str) -> SequenceGroup:
         group = self.queues.group_of(sequence_id)
@@ -65,10 +80,6 @@ class Results:
         self, group: SequenceGroup, samples: abc.Sequence[Sample], now: float
     ) -> abc.Iterator[TokenDelta]:
         """The next tokens of one request. All its sequences take theirs in the same step."""
-        if not all(sample.tokens for sample in samples):
-            error = next((sample.error for sample in samples if sample.error is not None), None)
-            yield self._fail(group) if error is None else self._reject(group, error)
-            return
         if group.beams is not None:
             yield from self._search(group, group.beams, samples, now)
             return
@@ -107,7 +118,22 @@ class Results:
             num_cached_tokens=group.num_cached_tokens,
             index=sequence.index,
             ends_request=not group.sequences,
+            prompt_logprobs=group.tell_prompt_logprobs(),
         )
+
+    def _end_prompt(self, group: SequenceGroup, now: float) -> abc.Iterator[TokenDelta]:
+        """The prompt is computed, and that is all that was wanted."""
+        self.end_sequence(group, group.first, now)
+        indices = [index for index in range(group.sampling.n) if index not in group.unwanted]
+        for index in indices:
+            yield TokenDelta(
+                request_id=group.request_id,
+                finish_reason=FinishReason.LENGTH,
+                num_cached_tokens=group.num_cached_tokens,
+                index=index,
+                ends_request=index == indices[-1],
+                prompt_logprobs=group.tell_prompt_logprobs(),
+            )
 
     # ---- beam search ---------------------------------------------------------------------------
 
@@ -159,6 +185,7 @@ class Results:
                 index=index,
                 ends_request=index == len(results) - 1,
                 score=result.score,
+                prompt_logprobs=group.tell_prompt_logprobs(),
             )
 
     # ---- ends ----------------------------------------------------------------------------------
@@ -181,6 +208,15 @@ class Results:
     def _release(self, group: SequenceGroup, sequence: Sequence, now: float) -> None:
         returns_in = group.expected_return_s
         self.blocks.release(sequence.sequence_id, None if returns_in is None else now + returns_in)
+
+    def _give_up(self, failed: abc.Mapping[str, str | None]) -> abc.Iterator[TokenDelta]:
+        """End the requests of these sequences, each with its own fault, None if its logits are at fault."""
+        errors: dict[SequenceGroup, str | None] = {}
+        for sequence_id, error in failed.items():
+            group = self._group(sequence_id)
+            errors[group] = errors.get(group) or error
+        for group, error in errors.items():
+            yield self._fail(group) if error is None else self._reject(group, error)
 
     def _fail(self, group: SequenceGroup) -> TokenDelta:
         """End a request whose logits are not finite. Its K/V may be to blame, so nobody may share it."""

@@ -21,7 +21,7 @@ from engine.request import RequestEvent, RequestStatus, SequenceGroup
 from engine.sequence import Sequence
 from tiering.block_manager import BlockManager
 from tiering.tables import Admission, Member, Refusal, SequenceEvent
-from tiering.types import TransferResult
+from tiering.types import BlockHash, TransferResult
 
 MAX_PREEMPTIONS = 4
 
@@ -157,7 +157,9 @@ class Room:
         num_tokens = sequence.num_tokens
         capacity = group.max_total_tokens if has_whole_length(group) else num_tokens
         is_named = self.blocks.prefix_caching or len(group.sequences) > 1
-        names = sequence.name_blocks(num_tokens) if is_named else ()
+        names: abc.Sequence[BlockHash] = sequence.name_blocks(num_tokens) if is_named else ()
+        if (num_readable := group.num_readable_tokens(num_tokens)) < num_tokens:
+            names = names[: num_readable // self.blocks.block_size]
         return Member(sequence.sequence_id, names, num_tokens, capacity)
 
     def _headroom(self, group: SequenceGroup) -> int:

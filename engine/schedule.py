@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.messages import SamplingParams, TokenLogprobs
+from engine.messages import PromptLogprobs, SamplingParams, TokenLogprobs
 from tiering.types import BlockCopy
 
 
@@ -34,11 +34,24 @@ class SampleSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreSpec:
+    """Ask how likely ``token_ids`` of a prompt were, each after one of the positions from ``start`` on.
+
+    ``num_top`` likeliest tokens come with each.
+    """
+
+    start: int
+    token_ids: Sequence[int]
+    num_top: int
+
+
+@dataclass(frozen=True, slots=True)
 class ScheduledChunk:
     """Tokens ``[start, start + len(token_ids))`` of one sequence, to be computed in this step.
 
     ``block_table`` maps logical to device blocks and covers at least ``start + len(token_ids)``
-    tokens. ``sample`` is None for a chunk that does not reach the end of the known tokens.
+    tokens. ``sample`` is None for a chunk that does not reach the end of the known tokens. ``score`` asks
+    about positions within the chunk.
     """
 
     sequence_id: str
@@ -46,6 +59,7 @@ class ScheduledChunk:
     start: int
     block_table: Sequence[int]
     sample: SampleSpec | None
+    score: ScoreSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +72,11 @@ class SchedulerOutput:
     @property
     def num_tokens(self) -> int:
         return sum(len(chunk.token_ids) for chunk in self.chunks)
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether it takes longer than its tokens tell, because of log probabilities of prompts."""
+        return any(chunk.score is not None for chunk in self.chunks)
 
     @property
     def num_pairs(self) -> int:
@@ -91,7 +110,16 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class Score:
+    """What a chunk's ``ScoreSpec`` asked for. None: the logits were not finite."""
+
+    sequence_id: str
+    logprobs: PromptLogprobs | None
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutput:
-    """One entry for each chunk that asked for a sample, in the order of the chunks."""
+    """One entry for each chunk that asked for a sample, in the order of the chunks; ``scores`` likewise."""
 
     samples: tuple[Sample, ...]
+    scores: tuple[Score, ...] = ()

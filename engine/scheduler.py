@@ -306,12 +306,14 @@ class Scheduler:
     ) -> ScheduledChunk:
         start = sequence.num_computed_tokens
         stop = start + budget.take(limit - start)
+        is_followed = stop == sequence.num_tokens and not group.generates_nothing
         return ScheduledChunk(
             sequence_id=sequence.sequence_id,
             token_ids=sequence.token_slice(start, stop),
             start=start,
             block_table=self._blocks.block_table(sequence.sequence_id),
-            sample=group.ask(sequence, self._config.stop_token_ids) if stop == sequence.num_tokens else None,
+            sample=group.ask(sequence, self._config.stop_token_ids) if is_followed else None,
+            score=None if group.scoring is None else group.scoring.ask(start, stop),
         )
 
     # ---- advance -------------------------------------------------------------------------------

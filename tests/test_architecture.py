@@ -23,13 +23,14 @@ ALLOWED = {
 GATEWAY_MAY_USE = {"engine.messages", "engine.stats", "engine.client", "engine.config", "engine.process"}
 TORCH_FREE_ENGINE = (
     "messages", "stats", "config", "schedule", "request", "budget", "queues", "accounting", "recount",
-    "scheduler", "sequence", "beam", "histories", "results", "room",
+    "scheduler", "sequence", "beam", "histories", "results", "room", "scoring", "reports",
     "core", "grammar_errors", "grammar_room", "wire", "watchdog", "connection", "client", "process", "link",
 )  # fmt: skip
 DECIDERS = (
     "engine.request", "engine.budget", "engine.scheduler", "engine.schedule", "engine.watchdog",
     "engine.grammar_errors", "engine.grammar_room",
     "engine.sequence", "engine.beam", "engine.histories", "engine.results", "engine.room",
+    "engine.scoring", "engine.reports",
     "engine.wire", "engine.queues", "engine.accounting", "engine.recount", "tiering.block_pool",
     "tiering.block_manager",
     "tiering.tiers", "tiering.planner", "tiering.loads", "tiering.parking", "tiering.restore",

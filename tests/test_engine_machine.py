@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 )
 
 from engine.messages import BeamParams, Branch, FinishReason, ForkRequest, SamplingParams
-from tests.support.fake_kv import expected_beams, expected_tokens
+from tests.support.fake_kv import expected_beams, expected_scores, expected_tokens
 from tests.support.small_engine import SmallEngine
 from tiering.movers.base import Mischief
 from tiering.policies.registry import EVICTION, RESTORE, WRITE
@@ -43,6 +43,7 @@ class EngineMachine(RuleBasedStateMachine):
     num_copied = 0  # blocks, before a write
     num_born = 0  # sequences that shared anew what was computed anew
     num_errors = 0
+    num_scored = 0  # prompts with log probabilities that were preempted when some of these were found
 
     @initialize(
         num_blocks=st.integers(6, 16),
@@ -81,6 +82,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.others: set[str] = set()
         self.aborted: set[str] = set()
         self.ended: set[str] = set()
+        self.scored: set[str] = set()
+        self.interrupted: set[str] = set()
         self.verified: dict[tuple[str, int], int] = {}
         self.dropped: set[tuple[str, int]] = set()
         self.num_added = 0
@@ -124,10 +127,11 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(
         shared=st.integers(0, 24),
         own=st.integers(0, 6),
-        max_tokens=st.integers(1, 48),
+        max_tokens=st.integers(0, 48),
         tenant=st.booleans(),
         priority=st.integers(0, 1),
         expected_return_s=st.sampled_from([None, 5.0, 500.0]),
+        prompt_logprobs=st.sampled_from([None, None, 0, 2]),
     )
     def add(self, shared: int, own: int, max_tokens: int, tenant: bool, **more: object) -> None:
         prompt = self.new_prompt(shared, own)
@@ -145,6 +149,7 @@ class EngineMachine(RuleBasedStateMachine):
         priority=st.integers(0, 1),
         seed=st.integers(0, 3),
         stops=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 16)), max_size=2),
+        prompt_logprobs=st.sampled_from([None, None, 1]),
     )
     def add_samples(
         self,
@@ -155,11 +160,21 @@ class EngineMachine(RuleBasedStateMachine):
         priority: int,
         seed: int,
         stops: list[tuple[int, int]],
+        prompt_logprobs: int | None,
     ) -> None:
         """``stops``: samples that end by themselves, each with a stop token that only it is to meet."""
         prompt = self.new_prompt(shared, own)
         ends = tuple(expected_tokens(prompt, at, seed=seed + index)[-1] for index, at in stops)
-        self.add_prompt(prompt, max_tokens, b"a", n=n, priority=priority, seed=seed, stop_token_ids=ends)
+        self.add_prompt(
+            prompt,
+            max_tokens,
+            b"a",
+            n=n,
+            priority=priority,
+            seed=seed,
+            stop_token_ids=ends,
+            prompt_logprobs=prompt_logprobs,
+        )
 
     @precondition(lambda self: len(self.live) < MAX_LIVE)
     @rule(
@@ -168,11 +183,41 @@ class EngineMachine(RuleBasedStateMachine):
         width=st.integers(2, 4),
         n=st.integers(1, 4),
         early_stopping=st.sampled_from([False, True, "never"]),
+        prompt_logprobs=st.sampled_from([None, None, 1]),
     )
-    def add_beams(self, shared: int, max_tokens: int, width: int, n: int, early_stopping: bool) -> None:
+    def add_beams(
+        self,
+        shared: int,
+        max_tokens: int,
+        width: int,
+        n: int,
+        early_stopping: bool,
+        prompt_logprobs: int | None,
+    ) -> None:
         prompt = self.new_prompt(shared, 1)
         beam = BeamParams(width, 1.0, early_stopping)
-        self.add_prompt(prompt, max_tokens, b"a", n=min(n, width), beam=beam)
+        self.add_prompt(prompt, max_tokens, b"a", n=min(n, width), beam=beam, prompt_logprobs=prompt_logprobs)
+
+    @precondition(lambda self: len(self.live) < MAX_LIVE)
+    @rule(
+        shared=st.integers(8, 24),
+        max_tokens=st.integers(0, 4),
+        num_top=st.integers(0, 2),
+        num_steps=st.integers(1, 3),
+    )
+    def add_and_preempt_in_mid_prompt(
+        self, shared: int, max_tokens: int, num_top: int, num_steps: int
+    ) -> None:
+        """A request whose prompt is scored, preempted when some of it is found and some is not."""
+        prompt = self.new_prompt(shared, 1)
+        name = f"r{self.num_added}"
+        self.add_prompt(prompt, max_tokens, b"a", prompt_logprobs=num_top)
+        self.step(num_steps)
+        group = self.engine.scheduler.queues.running.get(name)
+        scoring = None if group is None else group.scoring
+        if group is not None and scoring and scoring.num_found and not scoring.is_complete:
+            self.interrupted.add(name)
+            self.engine.scheduler.preempt(group)
 
     @precondition(lambda self: self.prompts and len(self.live) < MAX_LIVE)
     @rule(
@@ -281,6 +326,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.aborted |= {name for name in self.live if name not in before.finished}
         self.ended |= set(before.finished)
         self.engine.tokens, self.engine.samples = before.tokens, before.samples
+        self.engine.prompt_logprobs = before.prompt_logprobs
         self.live = []
 
     @invariant()
@@ -288,8 +334,22 @@ class EngineMachine(RuleBasedStateMachine):
         if hasattr(self, "engine"):
             assert self.engine.core.problems() == ()
             for name, sampling in self.sampling.items():
+                if name not in self.scored:
+                    self.check_scores(name, sampling)
                 for index in range(sampling.n):
                     self.check(name, sampling, index)
+
+    def check_scores(self, name: str, sampling: SamplingParams) -> None:
+        """The log probabilities of a prompt come whole, if they are wanted, or not at all."""
+        found = self.engine.prompt_logprobs.get(name)
+        if sampling.prompt_logprobs is None:
+            assert found is None
+        elif found is not None:
+            assert found == expected_scores(self.prompts[name], sampling.prompt_logprobs)
+            self.scored.add(name)
+            EngineMachine.num_scored += name in self.interrupted
+        else:
+            assert not any(self.engine.sample(name, index) for index in range(sampling.n))
 
     def check(self, name: str, sampling: SamplingParams, index: int) -> None:
         """What a sequence has received is what it should have by now."""
@@ -323,6 +383,7 @@ class EngineMachine(RuleBasedStateMachine):
         for name in self.engine.finished.keys() - self.engine.errors.keys():
             sampling, prompt = self.sampling[name], self.prompts[name]
             length = min(sampling.max_tokens, self.window - len(prompt))
+            assert (name in self.engine.prompt_logprobs) == (sampling.prompt_logprobs is not None)
             for index in range(sampling.n):
                 if (name, index) in self.dropped or sampling.beam is not None:
                     continue
@@ -353,6 +414,7 @@ def test_random_lives() -> None:
     assert EngineMachine.num_stopped > 150
     assert EngineMachine.num_copied > 3000
     assert EngineMachine.num_born > 150
+    assert EngineMachine.num_scored > 150
 
 
 @pytest.mark.slow

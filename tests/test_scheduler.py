@@ -457,7 +457,8 @@ def test_the_window_ends_a_text_with_length() -> None:
         ([1] * 64, 3, "window"),
         ([1, 1000], 3, "vocabulary"),
         ([-1], 3, "vocabulary"),
-        ([1], 0, "max_tokens"),
+        ([1], -1, "max_tokens"),
+        ([1] * 65, 0, "window"),
     ],
 )
 def test_what_the_engine_cannot_run_costs_only_that_request(

@@ -25,6 +25,7 @@ from engine.execution.hardware import (
     pool_bytes,
 )
 from engine.execution.sampler import sample
+from engine.execution.scoring import score
 from engine.loading.checkpoint import Checkpoint, open_checkpoint
 from engine.loading.tokenizer import TokenizerFiles, prepare_tokenizer
 from engine.loading.weights import load_weights
@@ -55,18 +56,21 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> StepOutput:
-        """Copy blocks, compute every chunk's tokens into the pool, and draw where a chunk asks for it."""
+        """Copy blocks, compute every chunk's tokens into the pool; draw and score where chunks ask for it."""
         if plan.copies:
             copy_blocks(self._pool, plan.copies)
         if not plan.chunks:
             return StepOutput(samples=())
-        logits = self._model.forward(build_model_input(plan, self._block_size, self._device))
+        inputs = build_model_input(plan, self._block_size, self._device)
+        hidden = self._model.hidden(inputs)
+        scores = score(plan, hidden, self._model.logits, self._model.vocab_size)
         asking = [chunk for chunk in plan.chunks if chunk.sample is not None]
         if not asking:
             if self._device.type == "cuda":  # else this step's time would be booked on the next one
                 torch.cuda.synchronize(self._device)
-            return StepOutput(samples=())
-        return StepOutput(samples=self._sample(logits, asking))
+            return StepOutput(samples=(), scores=scores)
+        logits = self._model.logits(hidden[inputs.logit_rows])
+        return StepOutput(samples=self._sample(logits, asking), scores=scores)
 
     def _sample(self, logits: torch.Tensor, asking: Sequence[ScheduledChunk]) -> tuple[Sample, ...]:
         specs = [chunk.sample for chunk in asking if chunk.sample is not None]

@@ -73,14 +73,25 @@ class LlamaModel:
         self._rope = rope
         self._attention = attention
 
+    @property
+    def vocab_size(self) -> int:
+        return self._weights.embedding.shape[0]
+
     def forward(self, inputs: ModelInput) -> torch.Tensor:
         """Logits ``[R, V]`` float32 of the rows in ``logit_rows``."""
+        return self.logits(self.hidden(inputs)[inputs.logit_rows])
+
+    def hidden(self, inputs: ModelInput) -> torch.Tensor:
+        """The last layer's output ``[T, H]`` float32, of which ``logits`` may be taken."""
         weights = self._weights
         self._attention.begin_step(inputs.attention, *self._rope.at(inputs.positions))
         hidden = weights.embedding[inputs.token_ids].float()
         for index, layer in enumerate(weights.layers):
             hidden = layer(index, hidden, self._attention)
-        rows = hidden[inputs.logit_rows]
+        return hidden
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """Logits ``[R, V]`` float32 of rows ``[R, H]`` of the hidden state."""
         if not len(rows):
-            return rows.new_empty((0, weights.embedding.shape[0]), dtype=torch.float32)
-        return weights.lm_head(weights.norm(rows)).float()
+            return rows.new_empty((0, self.vocab_size), dtype=torch.float32)
+        return self._weights.lm_head(self._weights.norm(rows)).float()

@@ -9,11 +9,12 @@ it was computed, or never computed gives other tokens than ``expected_tokens``.
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Sequence
 
 from engine.beam import BeamSearch
-from engine.messages import BeamParams
-from engine.schedule import Sample, SampledToken, ScheduledChunk, SchedulerOutput, StepOutput
+from engine.messages import BeamParams, PromptLogprobs
+from engine.schedule import Sample, SampledToken, ScheduledChunk, SchedulerOutput, Score, StepOutput
 from tiering.types import BlockHash, Tier, TransferJob, TransferOutcome
 
 VOCAB_SIZE = 1000
@@ -41,6 +42,35 @@ def candidates(entries: Sequence[int], count: int) -> tuple[SampledToken, ...]:
     return tuple(
         SampledToken((base + rank * 919) % VOCAB_SIZE, None, -0.2 * rank - (base // (rank + 1)) % 97 / 100)
         for rank in range(count)
+    )
+
+
+def _score_row(entries: Sequence[int], token: int, num_top: int) -> PromptLogprobs:
+    """How likely the fake model takes ``token`` to be after a context with these entries."""
+    base = _hash(*entries, "score")
+    numbers = [-((base // (rank + 1)) % 997) / 8 for rank in range(num_top)]
+    return PromptLogprobs(
+        array("f", [-(_hash(base, token) % 997) / 8]).tobytes(),
+        array("I", [1 + _hash(base, token) % VOCAB_SIZE]).tobytes(),
+        array("I", [(base + rank * 919) % VOCAB_SIZE for rank in range(num_top)]).tobytes(),
+        array("f", numbers).tobytes(),
+        num_top,
+    )
+
+
+def expected_scores(prompt: Sequence[int], num_top: int) -> PromptLogprobs:
+    """Log probabilities of all tokens of ``prompt`` but the first, when nothing goes wrong."""
+    entries = _entries(prompt)
+    return _joined([_score_row(entries[:i], prompt[i], num_top) for i in range(1, len(prompt))])
+
+
+def _joined(rows: Sequence[PromptLogprobs]) -> PromptLogprobs:
+    return PromptLogprobs(
+        b"".join(row.logprobs for row in rows),
+        b"".join(row.ranks for row in rows),
+        b"".join(row.top_ids for row in rows),
+        b"".join(row.top_logprobs for row in rows),
+        rows[0].num_top if rows else 0,
     )
 
 
@@ -107,7 +137,8 @@ class FakeKvExecutor:
                 self._compute(chunk, chunk.start + offset, token)
             self.num_computed_tokens += len(chunk.token_ids)
         return StepOutput(
-            samples=tuple(self._sample(chunk) for chunk in plan.chunks if chunk.sample is not None)
+            samples=tuple(self._sample(chunk) for chunk in plan.chunks if chunk.sample is not None),
+            scores=tuple(self._score(chunk) for chunk in plan.chunks if chunk.score is not None),
         )
 
     def _compute(self, chunk: ScheduledChunk, position: int, token: int) -> None:
@@ -120,6 +151,20 @@ class FakeKvExecutor:
         entry = self._slots[block][position % self._block_size]
         assert entry is not None, "read a slot that was never computed"
         return entry
+
+    def _score(self, chunk: ScheduledChunk) -> Score:
+        ask = chunk.score
+        assert ask is not None
+        stop = ask.start + len(ask.token_ids)
+        assert chunk.start <= ask.start < stop <= chunk.start + len(chunk.token_ids)
+        if chunk.sequence_id in self.broken:
+            return Score(chunk.sequence_id, None)
+        entries = [self._read(chunk, position) for position in range(stop)]
+        rows = [
+            _score_row(entries[: ask.start + i + 1], token, ask.num_top)
+            for i, token in enumerate(ask.token_ids)
+        ]
+        return Score(chunk.sequence_id, _joined(rows))
 
     def _sample(self, chunk: ScheduledChunk) -> Sample:
         length = chunk.start + len(chunk.token_ids)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from engine.core import EngineCore, Executor
 from engine.grammar_room import Compiler
-from engine.messages import AddRequest, FinishReason, SamplingParams, StepReport
+from engine.messages import AddRequest, FinishReason, PromptLogprobs, SamplingParams, StepReport
 from engine.schedule import SchedulerOutput, StepOutput
 from engine.scheduler import Scheduler, SchedulerConfig
 from tests.support.fake_kv import VOCAB_SIZE, FakeKvExecutor, FakeMemory
@@ -164,6 +164,7 @@ class SmallEngine:
         self.samples: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         self.ended: dict[tuple[str, int], FinishReason] = {}
         self.scores: dict[tuple[str, int], float] = {}
+        self.prompt_logprobs: dict[str, PromptLogprobs] = {}
         self.finished: dict[str, FinishReason] = {}
         self.cached: dict[str, int] = {}
         self.errors: dict[str, str] = {}
@@ -227,6 +228,10 @@ class SmallEngine:
         for delta in report.deltas:
             name, key = delta.request_id, (delta.request_id, delta.index)
             assert name not in self.finished and key not in self.ended, "a delta after the last one"
+            if delta.prompt_logprobs is not None:
+                assert name not in self.prompt_logprobs, "log probabilities of the prompt are told once"
+                assert not self.tokens[name] and not any(self.samples[name].values()), "too late"
+                self.prompt_logprobs[name] = delta.prompt_logprobs
             (self.samples[name][delta.index] if delta.index else self.tokens[name]).extend(delta.token_ids)
             self.cached[name] = delta.num_cached_tokens
             if delta.finish_reason is not None:
