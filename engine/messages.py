@@ -50,11 +50,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     ``temperature`` 0 is greedy. ``top_k`` 0 means no limit. ``logprobs`` is None for none, else the
     number of alternatives to report beside the sampled token (0 is valid). ``max_tokens`` is always
-    set: the gateway clamps it to the window; with 0 the prompt is computed and nothing is generated. ``seed`` is 64 bits; a draw depends only on (seed, position),
-    never on its neighbours in the batch. ``n`` sequences are generated for one prompt, of which number i
-    draws with ``seed`` + i; with ``beam`` they are the ``n`` best that the search found, and nothing is
-    drawn. With a ``grammar`` only tokens that keep to it can come. ``prompt_logprobs`` is None for none, else
-    the number of alternatives to report for each token of the prompt, the first left out.
+    set: the gateway clamps it to the window; with 0 the prompt is computed and nothing is generated.
+    ``seed`` is 64 bits; a draw depends only on (seed, position), never on its neighbours in the batch.
+    ``n`` sequences are generated for one prompt, of which number i draws with ``seed`` + i; with ``beam``
+    they are the ``n`` best that the search found, and nothing is drawn. With a ``grammar`` only tokens that
+    keep to it can come. ``prompt_logprobs`` is None for none, else the number of alternatives to report for
+    each token of the prompt, the first left out.
     """
 
     max_tokens: int

@@ -3,7 +3,7 @@
 Pure; runs on the event loop. With log probabilities, text is shown in whole tokens only, so that in
 every piece the joined token texts equal the piece's text, and the joined token bytes decode to it.
 That holds for the last piece too: the token in which a stop string begins is cut at that place, and
-tokens of which nothing is shown are left out.
+tokens of which nothing is shown are left out, unless every token is to be told.
 """
 
 from __future__ import annotations
@@ -63,14 +63,25 @@ class _OpenToken:
 class AnswerText:
     """Takes token ids, gives pieces. ``stopped`` tells that a stop string was found.
 
-    It is no part of the text unless ``keeps_stop``.
+    It is no part of the text unless ``keeps_stop``. ``names_special``: special tokens are shown by name.
+    ``tells_all``: there is an entry for every token that no stop string cut off, the one that ended the
+    sequence and those of which nothing is shown included.
     """
 
     def __init__(
-        self, table: TokenTable, stops: Sequence[str] = (), min_tokens: int = 0, *, keeps_stop: bool = False
+        self,
+        table: TokenTable,
+        stops: Sequence[str] = (),
+        min_tokens: int = 0,
+        *,
+        keeps_stop: bool = False,
+        names_special: bool = False,
+        tells_all: bool = False,
     ) -> None:
-        self._detokenizer = Detokenizer(table)
+        self._detokenizer = Detokenizer(table, names_special=names_special)
         self._table = table
+        self._names_special = names_special
+        self._tells_all = tells_all
         self._matcher = StopMatcher(stops, keeps_match=keeps_stop) if stops else None
         self._min_tokens = min_tokens
         self._num_tokens = 0
@@ -87,12 +98,18 @@ class AnswerText:
         self._num_tokens += 1
         text = self._detokenizer.push(token_id)
         if logprobs is not None:
-            entry = TokenEntry(token_id, self._table.piece(token_id), text, logprobs)
+            raw = self._table.piece(token_id, names_special=self._names_special)
+            entry = TokenEntry(token_id, raw, text, logprobs)
             self._open.append(_OpenToken(entry, self._detokenizer.num_pending_bytes))
         if self._matcher is not None and self._num_tokens > self._min_tokens:
             text = self._matcher.push(text)
         if text:
             self._ready.append(text)
+
+    def end(self, token_id: int, logprobs: TokenLogprobs | None = None) -> None:
+        """Take the token that ended the sequence, which is no text."""
+        if self._tells_all and logprobs is not None:
+            self._open.append(_OpenToken(TokenEntry(token_id, b"", "", logprobs), 0))
 
     def take(self) -> Piece:
         """What can be shown now."""
@@ -143,7 +160,8 @@ class AnswerText:
             cut = TokenEntry(entry.token_id, entry.raw[:kept_bytes], entry.text[:kept_chars], entry.logprobs)
             kept_bytes -= len(cut.raw)
             kept_chars -= len(cut.text)
-            if not (cut.raw or cut.text) and (entry.raw or (self.stopped and not kept_chars)):
+            is_hidden = not (cut.raw or cut.text)
+            if is_hidden and ((entry.raw and not self._tells_all) or (self.stopped and not kept_chars)):
                 break
             entries.append(cut)
         self._open.clear()

@@ -31,8 +31,10 @@ class TokenTable:
     pieces: tuple[bytes, ...]
     skipped: Mapping[int, str] = field(default_factory=dict)
 
-    def piece(self, token_id: int) -> bytes:
-        """Bytes that the token adds to the text; none for special and for unused ids."""
+    def piece(self, token_id: int, *, names_special: bool = False) -> bytes:
+        """Bytes that the token adds to the text; none for unused ids, and for special ones unless named."""
+        if names_special and token_id in self.skipped:
+            return self.skipped[token_id].encode()
         return self.pieces[token_id] if 0 <= token_id < len(self.pieces) else b""
 
     def showing(self, names: Collection[str]) -> TokenTable:
@@ -48,8 +50,7 @@ class TokenTable:
 
     def label(self, token_id: int) -> tuple[str, bytes]:
         """How to show the token on its own: a printable string, and exact bytes."""
-        name = self.skipped.get(token_id)
-        raw = self.piece(token_id) if name is None else name.encode()
+        raw = self.piece(token_id, names_special=True)
         return printable(raw), raw
 
     @property
@@ -63,15 +64,16 @@ def printable(raw: bytes) -> str:
 
 
 class Detokenizer:
-    """Incremental UTF-8 decoding of one sequence."""
+    """Incremental UTF-8 decoding of one sequence. ``names_special``: special tokens are text too."""
 
-    def __init__(self, table: TokenTable) -> None:
+    def __init__(self, table: TokenTable, *, names_special: bool = False) -> None:
         self._table = table
+        self._names_special = names_special
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_id: int) -> str:
         """Text that became whole with this token; often empty inside a character."""
-        return self._decoder.decode(self._table.piece(token_id))
+        return self._decoder.decode(self._table.piece(token_id, names_special=self._names_special))
 
     @property
     def num_pending_bytes(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.messages import FinishReason
+from engine.messages import FinishReason, PromptLogprobs
 from gateway.answer import AnswerText, Piece
 from gateway.detokenizer import TokenTable
 from gateway.mailbox import Part
@@ -46,6 +46,8 @@ class _Choice:
             request.stops,
             prompt.sampling.min_tokens,
             keeps_stop=request.keeps_stop,
+            names_special=request.names_special,
+            tells_all=prompt.echo is not None,
         )
         self._reader = None if reading is None else AnswerReader(reading)
         self._read: list[Piece] = []  # by the reader, and not taken yet
@@ -69,6 +71,8 @@ class _Choice:
                 self._text.push(token_id, logprobs)
                 if self._reader is not None:
                     self._read_token(self._reader)
+            else:
+                self._text.end(token_id, logprobs)
             if self.stopped:
                 break
         self.finish_reason = FinishReason.STOP if self.stopped else part.finish_reason
@@ -102,6 +106,7 @@ class Generation:
     def __init__(self, request: GenerationRequest, stream: TokenStream, table: TokenTable) -> None:
         self._request = request
         self._stream = stream
+        self._prompt_logprobs: list[PromptLogprobs | None] = [None] * len(request.prompts)
         self._choices = [
             _Choice(request, prompt, table) for prompt in request.prompts for _ in range(prompt.sampling.n)
         ]
@@ -118,7 +123,11 @@ class Generation:
                     self._stream.release_sequence(piece.index)
             return Progress(pieces)
         self._stream.release()
-        return Progress(pieces, self._usage())
+        return Progress(pieces, self.usage())
+
+    def prompt_logprobs(self, index: int) -> PromptLogprobs | None:
+        """Of the prompt of that choice, once its first piece is there, if they were asked for."""
+        return self._prompt_logprobs[index // self._request.sampling.n]
 
     def shown(self) -> list[int]:
         """Indices of the choices to show, prompt by prompt.
@@ -138,10 +147,13 @@ class Generation:
 
     def _advance(self, index: int, part: Part) -> ChoicePiece:
         choice = self._choices[index]
+        if part.prompt_logprobs is not None:
+            self._prompt_logprobs[index // self._request.sampling.n] = part.prompt_logprobs
         choice.push(part)
         return ChoicePiece(index, choice.take(), choice.finish_reason)
 
-    def _usage(self) -> Usage:
+    def usage(self) -> Usage:
+        """Of all choices, so far."""
         num_tokens = sum(choice.num_tokens for choice in self._choices)
         firsts = self._choices[:: self._request.sampling.n]  # what a prompt found, all its choices tell
         num_cached = sum(choice.num_cached_tokens for choice in firsts)

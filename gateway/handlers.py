@@ -19,7 +19,7 @@ from typing import Protocol, TypeVar
 
 from aiohttp import web
 
-from engine.messages import AddRequest, FinishReason
+from engine.messages import AddRequest, FinishReason, PromptLogprobs
 from gateway.answer import Piece
 from gateway.errors import ApiError, ErrorKind, from_failure, shutting_down
 from gateway.generation import ChoicePiece, Generation
@@ -198,8 +198,12 @@ class _Answering:
         except StreamFailedError as error:
             raise self._failed(error) from None
         self._record.outcome = _outcome(reasons.values())
-        choices = [WholeChoice(join(pieces[index]), reasons[index].value) for index in generation.shown()]
-        if sum(len(choice.piece.entries) for choice in choices) > _LARGE_ANSWER_ENTRIES:
+        choices = [
+            WholeChoice(join(pieces[index]), reasons[index].value, generation.prompt_logprobs(index))
+            for index in generation.shown()
+        ]
+        num_entries = sum(len(choice.piece.entries) + len(choice.prompt_logprobs or ()) for choice in choices)
+        if num_entries > _LARGE_ANSWER_ENTRIES:
             body = await self._gateway.offload.run(self._format.whole, choices, usage)
         else:
             body = self._format.whole(choices, usage)
@@ -231,10 +235,14 @@ class _Answering:
             if progress is None:
                 await writer.send(sse.KEEP_ALIVE)
                 continue
+            if self._request.continuous_usage:
+                self._format.count(generation.usage())
             payloads: list[bytes] = []
             for part in progress.pieces:
-                payloads += self._chunks(part, is_first=part.index not in opened)
-                opened.add(part.index)
+                if part.index not in opened:
+                    opened.add(part.index)
+                    payloads += await self._opening(part.index, generation.prompt_logprobs(part.index))
+                payloads += self._chunks(part)
                 if part.finish_reason is not None:
                     reasons.append(part.finish_reason)
             if progress.usage is not None and self._request.include_usage:
@@ -247,10 +255,14 @@ class _Answering:
             if events:
                 await writer.send(events)
 
-    def _chunks(self, part: ChoicePiece, *, is_first: bool) -> Iterator[bytes]:
-        opening = self._format.opening(part.index) if is_first else None
-        if opening is not None:
-            yield opening
+    async def _opening(self, index: int, prompt_logprobs: PromptLogprobs | None) -> list[bytes]:
+        if len(prompt_logprobs or ()) > _LARGE_ANSWER_ENTRIES:
+            opening = await self._gateway.offload.run(self._format.opening, index, prompt_logprobs)
+        else:
+            opening = self._format.opening(index, prompt_logprobs)
+        return [] if opening is None else [opening]
+
+    def _chunks(self, part: ChoicePiece) -> Iterator[bytes]:
         if part.piece:
             yield from self._format.piece(part.index, part.piece)
         if part.finish_reason is not None:

@@ -3,8 +3,9 @@
 One for a request, be it ever so many sequences. Pure; time and the engine are its owner's (``TokenStream``).
 Bound: ``high_units`` a sequence (a unit is a token or one alternative in its log probabilities); there the
 owner is told to pause the request, and to resume it once all that was there has been taken. What is under way
-arrives still, up to ``hard_units``. Exactly one terminal event comes out: the batch with the last finish
-reason, or a failure.
+arrives still, up to ``hard_units``. Log probabilities of a prompt are not counted: they come once, and no
+more than validation allowed. Exactly one terminal event comes out: the batch with the last finish reason, or
+a failure.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from engine.messages import FinishReason, TokenDelta, TokenLogprobs
+from engine.messages import FinishReason, PromptLogprobs, TokenDelta, TokenLogprobs
 
 
 class FailureKind(enum.Enum):
@@ -70,6 +71,7 @@ class Part:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclass(slots=True)
@@ -180,6 +182,8 @@ class Mailbox:
         if delta.logprobs is not None:
             part.logprobs.extend(delta.logprobs)
             self._units += sum(len(entry.top) for entry in delta.logprobs)
+        if delta.prompt_logprobs is not None:
+            part.prompt_logprobs = delta.prompt_logprobs
         part.finish_reason = delta.finish_reason
         part.stop_token_id = delta.stop_token_id
         part.num_cached_tokens = max(part.num_cached_tokens, delta.num_cached_tokens)

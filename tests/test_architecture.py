@@ -42,6 +42,7 @@ DECIDERS = (
     "gateway.detokenizer", "gateway.stop_matcher", "gateway.answer", "gateway.mailbox", "gateway.errors",
     "gateway.cors", "gateway.connection_limits",
     "gateway.openai.wire", "gateway.openai.choices", "gateway.openai.ranges",
+    "gateway.openai.harmless", "gateway.openai.prompts",
     "gateway.openai.structured", "gateway.openai.validated", "gateway.openai.answers",
     "gateway.openai.completions", "gateway.openai.notes", "gateway.openai.schemas",
     "gateway.tenants", "gateway.limits", "gateway.service_rate",

@@ -1,4 +1,4 @@
-"""Log probabilities of prompts by the real model and the real engine process, against transformers in float32."""
+"""Log probabilities of prompts by the real model in the real engine process, against transformers."""
 
 from __future__ import annotations
 

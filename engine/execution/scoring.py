@@ -21,7 +21,7 @@ SLICE_ELEMENTS = 2**23  # logits at a time: 32 MiB
 
 @dataclass(frozen=True, slots=True)
 class _Scored:
-    """Of R rows: whether all is well, the asked token's figures ``[R]``, and the likeliest ``[R, num_top]``."""
+    """Of R rows: whether all is well, the asked tokens' figures ``[R]``, the likeliest ``[R, num_top]``."""
 
     is_finite: npt.NDArray[np.bool_]
     logprobs: npt.NDArray[np.float32]

@@ -2,8 +2,8 @@
 
 Pure. A format turns pieces of text into payloads: for a stream, ``opening``, ``piece`` ... ``closing`` of
 each choice, then ``usage``; or ``whole`` for a plain answer. A choice's finish reason is null until its
-``closing`` and comes exactly once; usage is null on every chunk but the last, and absent when nobody asked
-for it.
+``closing`` and comes exactly once; usage is null on every chunk but the last unless ``count`` was called,
+and absent when nobody asked for it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Annotated, Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from engine.messages import FinishReason
+from engine.messages import FinishReason, PromptLogprobs
 from gateway.answer import CallPiece, Piece
 from gateway.openai.notes import one_of
 
@@ -59,13 +59,18 @@ class WholeChoice:
 
     piece: Piece
     finish_reason: str
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class AnswerFormat(Protocol):
     """Payloads (JSON) of one answer."""
 
-    def opening(self, index: int) -> bytes | None:
-        """First chunk of a choice, if this endpoint has one without text."""
+    def count(self, usage: Usage) -> None:
+        """Usage for the chunks from now on, which asked for it."""
+        ...
+
+    def opening(self, index: int, prompt_logprobs: PromptLogprobs | None) -> bytes | None:
+        """First chunk of a choice, if it has one before the first generated text."""
         ...
 
     def piece(self, index: int, piece: Piece) -> list[bytes]:

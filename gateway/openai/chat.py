@@ -28,15 +28,15 @@ from gateway.openai.chat_prompt import (
 )
 from gateway.openai.chat_style import ChatStyle
 from gateway.openai.messages import Message
-from gateway.openai.notes import REQUIRED, Figure, one_of, told
-from gateway.openai.ranges import MAX_LOGPROBS
+from gateway.openai.notes import REQUIRED, Figure, Ignored, one_of, told
+from gateway.openai.prompts import truncated
+from gateway.openai.ranges import MAX_LOGPROBS, check_count
 from gateway.openai.tool_grammar import forced_grammar
 from gateway.openai.tools import FunctionName, Functions, ToolChoice, Tools, ToolUse, check_tools
 from gateway.openai.validated import (
     CheckedFields,
     GenerationRequest,
     ModelContext,
-    check_count,
     check_fields,
     check_max_tokens,
     complete,
@@ -45,6 +45,13 @@ from gateway.openai.wire import NEUTRAL, GenerationFields, MaxTokens, decode
 from gateway.reading import Calls, Reading, Thoughts
 from gateway.tools.base import ToolCallParser
 from gateway.tools.forced import NamedCallParser, RequiredCallsParser
+
+
+class Prediction(msgspec.Struct, kw_only=True):
+    """What much of the answer is expected to be. It promises speed only, and is not used."""
+
+    type: Annotated[str, one_of(("content",))]
+    content: Ignored = None
 
 
 class ChatWire(GenerationFields, kw_only=True, forbid_unknown_fields=True):
@@ -63,7 +70,7 @@ class ChatWire(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     continue_final_message: bool | None = None
     modalities: Any = None
     verbosity: Any = None
-    prediction: Any = None
+    prediction: Prediction | None = None
     audio: Any = None
     web_search_options: Any = None
     chat_template: Any = None
@@ -113,7 +120,8 @@ class ChatEndpoint:
         checked = check_fields(wire, self._model, max_tokens, _num_logprobs(wire))
         checked = _with_grammar(checked, use)
         prompt = self._prompts.render(_chat(wire, use, may_think=checked.sampling.grammar is None))
-        token_ids = self._model.codec.encode(prompt.text, add_special_tokens=False)
+        token_ids = self._model.codec.encode(prompt.text, add_special_tokens=bool(wire.add_special_tokens))
+        token_ids = truncated(token_ids, wire.truncate_prompt_tokens)
         reading = self._reading(wire, checked, use, prompt)
         return complete(checked, [token_ids], self._model, "messages", reading=reading)
 

@@ -13,11 +13,12 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from engine.messages import FinishReason
+from engine.messages import FinishReason, PromptLogprobs
 from gateway.answer import CallPiece, Piece
 from gateway.detokenizer import TokenTable, printable
 from gateway.openai.answers import Identity, Usage, WholeChoice, finite
 from gateway.openai.notes import one_of
+from gateway.openai.prompts import ShownLogprobs, shown_logprobs
 from gateway.openai.validated import GenerationRequest
 
 FinishReasonName = Annotated[str, one_of(("stop", "length", "tool_calls", "function_call"))]
@@ -106,6 +107,7 @@ class ChatAnswer(msgspec.Struct, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: list[ShownLogprobs | None] | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct, kw_only=True):
@@ -130,12 +132,17 @@ class ChatFormat:
         self._identity = identity
         self._table = table
         self._num_top = request.logprobs
-        self._chunk_usage: UnsetType | None = None if request.include_usage else UNSET
+        self._prompt = request.prompts[0]
+        self._num_prompt_top = request.prompt_logprobs
+        self._chunk_usage: Usage | UnsetType | None = None if request.include_usage else UNSET
         self._is_plain = request.reading is None
         self._calls = None if request.reading is None else request.reading.calls
         self._calling: set[int] = set()
 
-    def opening(self, index: int) -> bytes | None:
+    def count(self, usage: Usage) -> None:
+        self._chunk_usage = usage
+
+    def opening(self, index: int, prompt_logprobs: PromptLogprobs | None) -> bytes | None:
         delta = Delta(role="assistant", content="" if self._is_plain else None)
         return self._chunk([ChunkChoice(index=index, delta=delta)], self._chunk_usage)
 
@@ -169,8 +176,15 @@ class ChatFormat:
                 system_fingerprint=who.fingerprint,
                 choices=shown,
                 usage=usage,
+                prompt_logprobs=self._prompt_logprobs(choices[0]),
             )
         )
+
+    def _prompt_logprobs(self, choice: WholeChoice) -> list[ShownLogprobs | None] | UnsetType:
+        if self._num_prompt_top is None or choice.prompt_logprobs is None:
+            return UNSET
+        token_ids = self._prompt.token_ids
+        return shown_logprobs(choice.prompt_logprobs, token_ids, self._num_prompt_top, self._table)
 
     def _stretches(self, index: int, piece: Piece) -> Iterator[ChunkChoice]:
         if piece.thought:

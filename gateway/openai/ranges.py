@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from gateway.errors import bad_request
+
 MAX_N = 128
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARS = 1024
@@ -14,6 +16,10 @@ MAX_LOGPROBS = 20
 MAX_PROMPTS = 256
 MAX_FORM_CHOICES = 1024
 MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
+MAX_NAME_CHARS = 512
+MAX_METADATA = 16
+MAX_METADATA_KEY = 64
+MAX_METADATA_VALUE = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +45,10 @@ class Range:
 
 LOGIT_BIAS = Range(-100, 100)
 LENGTH_PENALTY = Range(-10, 10)
+
+
+def check_count(value: int | None, high: int, param: str, *, low: int = 0) -> int | None:
+    """A number from ``low`` to ``high``, or None."""
+    if value is not None and not low <= value <= high:
+        raise bad_request(param, f"'{param}' must be at least {low} and at most {high}.")
+    return value

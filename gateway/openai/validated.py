@@ -17,7 +17,9 @@ import msgspec
 from engine.messages import SamplingDefaults, SamplingParams
 from gateway.errors import ApiError, ErrorKind, bad_request
 from gateway.openai.choices import Choices, check_choices
+from gateway.openai.harmless import check_harmless
 from gateway.openai.notes import ranges_of
+from gateway.openai.prompts import Echo, check_prompt_logprobs, check_shown_prompts, more_of
 from gateway.openai.ranges import (
     LOGIT_BIAS,
     MAX_LOGIT_BIAS,
@@ -26,9 +28,10 @@ from gateway.openai.ranges import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     MIN_SEED,
+    check_count,
 )
 from gateway.openai.structured import check_structured
-from gateway.openai.wire import GenerationFields
+from gateway.openai.wire import GenerationFields, StreamOptions
 from gateway.reading import Reading
 from gateway.tokenizer import TextCodec
 
@@ -69,10 +72,14 @@ class ModelContext:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt, and how to go on from it. Those of a request differ in ``sampling.max_tokens`` only."""
+    """One prompt, and how to go on from it. Those of a request differ in ``sampling.max_tokens`` only.
+
+    ``echo`` is set if the answer is to begin with it.
+    """
 
     token_ids: tuple[int, ...]
     sampling: SamplingParams
+    echo: Echo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +89,8 @@ class GenerationRequest:
     Of the sequences that each prompt's ``sampling`` asks for, ``num_choices`` are shown, with ``logprobs``
     alternatives. ``keeps_stop``: what ended a text is part of it. ``is_open_ended``: it named no max_tokens.
     With a ``reading`` the answers are more than their text.
+    ``prompt_logprobs``: alternatives to show for each token of a prompt, beside those of an echo.
+    ``names_special``: special tokens are text. ``continuous_usage``: every chunk tells the usage so far.
     """
 
     model: str
@@ -95,6 +104,9 @@ class GenerationRequest:
     clamped_from: int | None = None
     is_open_ended: bool = False
     reading: Reading | None = None
+    prompt_logprobs: int | None = None
+    names_special: bool = False
+    continuous_usage: bool = False
 
     @property
     def sampling(self) -> SamplingParams:
@@ -133,31 +145,55 @@ class CheckedFields:
     num_choices: int
     logprobs: int | None
     keeps_stop: bool
+    echo: bool
+    prompt_logprobs: int | None
+    names_special: bool
+    continuous_usage: bool
+
+    @property
+    def num_least(self) -> int:
+        """Tokens that there must be room for."""
+        return 0 if self.requested_max_tokens == 0 else 1
 
 
 _RANGES = ranges_of(GenerationFields)
 
 
 def check_fields(
-    wire: GenerationFields, model: ModelContext, max_tokens: int | None, logprobs: int | None
+    wire: GenerationFields,
+    model: ModelContext,
+    max_tokens: int | None,
+    logprobs: int | None,
+    *,
+    echo: bool = False,
 ) -> CheckedFields:
     """Check everything that both endpoints share. Raises ApiError naming the first bad field."""
+    check_harmless(wire)
     name = check_model(wire.model, model)
     choices = check_choices(wire, model.max_num_seqs)
-    check_max_tokens(max_tokens, "max_tokens")
-    if wire.stream_options is not None and wire.stream_options.include_usage and not wire.stream:
+    check_max_tokens(max_tokens, "max_tokens", may_be_zero=echo and choices.beam is None)
+    options = wire.stream_options or StreamOptions()
+    if (options.include_usage or options.continuous_usage_stats) and not wire.stream:
         raise bad_request("stream_options", "'stream_options' goes with 'stream': true only.")
-    options = wire.stream_options
+    prompt_logprobs = check_prompt_logprobs(wire)
+    check_count(wire.truncate_prompt_tokens, model.window, "truncate_prompt_tokens", low=1)
     return CheckedFields(
         model=name,
-        sampling=_check_sampling(wire, model, max_tokens, _generated_logprobs(choices, logprobs), choices),
+        sampling=msgspec.structs.replace(
+            _check_sampling(wire, model, max_tokens, _generated_logprobs(choices, logprobs), choices),
+            prompt_logprobs=more_of(prompt_logprobs, logprobs if echo else None),
+        ),
         requested_max_tokens=max_tokens,
         stops=_check_stops(wire.stop),
         stream=bool(wire.stream),
-        include_usage=bool(options and options.include_usage),
+        include_usage=bool(options.include_usage),
         num_choices=choices.num_shown,
         logprobs=logprobs,
         keeps_stop=bool(wire.include_stop_str_in_output),
+        echo=echo,
+        prompt_logprobs=prompt_logprobs,
+        names_special=wire.skip_special_tokens is False,
+        continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
     )
 
 
@@ -185,7 +221,10 @@ def complete(
             f"The request is for {num_seqs} answers at once; this server takes {model.max_in_flight} at most"
             " (--max-num-seqs plus --max-waiting).",
         )
-    rooms = [_room(checked.sampling, len(token_ids), model, param) for token_ids in prompts]
+    rooms = [_room(checked, len(token_ids), model, param) for token_ids in prompts]
+    if checked.echo or checked.sampling.prompt_logprobs is not None:
+        num_tokens = checked.num_choices * sum(map(len, prompts))
+        check_shown_prompts(num_tokens, checked.sampling.prompt_logprobs, param)
     wanted = checked.requested_max_tokens
     return GenerationRequest(
         model=checked.model,
@@ -202,6 +241,9 @@ def complete(
         clamped_from=wanted if wanted is not None and wanted > min(rooms) else None,
         is_open_ended=wanted is None,
         reading=reading,
+        prompt_logprobs=checked.prompt_logprobs,
+        names_special=checked.names_special,
+        continuous_usage=checked.continuous_usage,
     )
 
 
@@ -215,19 +257,20 @@ def _sampling_for(checked: CheckedFields, room: int, default_max_tokens: int | N
     )
 
 
-def _room(sampling: SamplingParams, num_prompt_tokens: int, model: ModelContext, param: str) -> int:
-    """How long each answer may be. Raises ApiError if that is nothing, or more than can be told at once."""
+def _room(checked: CheckedFields, num_prompt_tokens: int, model: ModelContext, param: str) -> int:
+    """How long each answer may be. Raises ApiError if too short, or longer than can be told at once."""
+    sampling = checked.sampling
     if not num_prompt_tokens:
         raise bad_request(param, f"'{param}' is empty; there is nothing to continue.")
-    if num_prompt_tokens >= model.window:
+    if num_prompt_tokens + checked.num_least > model.window:
         raise ApiError(
             ErrorKind.CONTEXT_LENGTH,
             f"The prompt has {num_prompt_tokens} tokens; this model's window has {model.window}, "
-            "of which at least one is needed for the answer.",
+            f"of which at least {checked.num_least} must be left for the answer.",
             param=param,
         )
     room = model.room(num_prompt_tokens, sampling.num_seqs)
-    if room < 1:
+    if room < checked.num_least:
         raise bad_request(
             "n",
             f"{sampling.num_seqs} answers to a prompt of {num_prompt_tokens} tokens do not fit the KV pool"
@@ -265,16 +308,9 @@ def check_token_ids(token_ids: Sequence[int], model: ModelContext, param: str) -
         raise bad_request(param, f"'{param}' has a token id outside 0 to {model.vocab_size - 1}.")
 
 
-def check_count(value: int | None, high: int, param: str) -> int | None:
-    """A number from 0 to ``high``, or None."""
-    if value is not None and not 0 <= value <= high:
-        raise bad_request(param, f"'{param}' must be at least 0 and at most {high}.")
-    return value
-
-
-def check_max_tokens(value: int | None, param: str) -> int | None:
-    if value is not None and value < 1:
-        raise bad_request(param, f"'{param}' must be at least 1.")
+def check_max_tokens(value: int | None, param: str, *, may_be_zero: bool = False) -> int | None:
+    if value is not None and value < (0 if may_be_zero else 1):
+        raise bad_request(param, f"'{param}' must be at least 1 (0 if the prompt is echoed, and no beams).")
     return value
 
 

@@ -15,12 +15,17 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from gateway.errors import ApiError, ErrorKind, bad_request, unsupported
-from gateway.openai.notes import Figure, Ignored, ModelName, TokenId, one_of, told
+from gateway.openai.notes import Figure, ModelName, TokenId, one_of, told
 from gateway.openai.ranges import (
     LENGTH_PENALTY,
     LOGIT_BIAS,
     MAX_FORM_CHOICES,
     MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_METADATA,
+    MAX_METADATA_KEY,
+    MAX_METADATA_VALUE,
+    MAX_NAME_CHARS,
     MAX_SEED,
     MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
@@ -40,10 +45,18 @@ LogitBias = Annotated[
     ],
     told("By token id.", maxProperties=MAX_LOGIT_BIAS),
 ]
+IgnoredName = Annotated[str | None, told("Accepted without effect.", maxLength=MAX_NAME_CHARS)]
+Metadata = Annotated[
+    dict[
+        Annotated[str, told(maxLength=MAX_METADATA_KEY)], Annotated[str, told(maxLength=MAX_METADATA_VALUE)]
+    ],
+    told("Accepted without effect.", maxProperties=MAX_METADATA),
+]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None  # a padding against traffic analysis; we send none
 
 
@@ -101,37 +114,44 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     guided_regex: str | None = None
     guided_choice: Texts | None = None
     guided_grammar: str | None = None
-    user: Ignored = None
-    metadata: Ignored = None
-    safety_identifier: Ignored = None
-    prompt_cache_key: Ignored = None
-    prompt_cache_retention: Ignored = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: Annotated[int | None, told("Not streamed.", minimum=0, maximum=MAX_LOGPROBS)] = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[
+        int | None, told("How many of the last tokens are kept.", minimum=1, maximum=Figure.WINDOW)
+    ] = None
+    user: IgnoredName = None
+    metadata: Metadata | None = None
+    safety_identifier: IgnoredName = None
+    prompt_cache_key: IgnoredName = None
+    prompt_cache_retention: Annotated[str, one_of(("in-memory", "in_memory", "24h"))] | None = None
+    store: bool | None = None  # without effect, as those above
+    spaces_between_special_tokens: bool | None = None  # without effect
     parallel_tool_calls: bool | None = None  # works in chats
     # accepted at the values in NEUTRAL only
-    store: Any = None
     service_tier: Any = None
-    skip_special_tokens: Any = None
-    prompt_logprobs: Any = None
     priority: Any = None
 
 
 # Values at which a parameter that we do not support changes nothing, beside null.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "store": (False,),
     "service_tier": ("auto", "default"),
-    "skip_special_tokens": (True,),
-    "prompt_logprobs": (),
     "priority": (0,),
     # completions
-    "echo": (False,),
     "suffix": ("",),
     # chat
     "modalities": (["text"],),
-    "verbosity": (),
-    "prediction": (),
+    "verbosity": ("medium",),
     "audio": (),
     "web_search_options": (),
     "chat_template": (),
+}
+# Why a parameter is not supported, where that is worth a word of its own.
+_REASONS = {
+    "suffix": "this model goes on from a text and cannot fill a gap in one",
+    "web_search_options": "this server searches nothing",
+    "audio": "this model writes text",
+    "modalities": "this model writes text",
 }
 _WIRE = TypeVar("_WIRE", bound=msgspec.Struct)
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
@@ -177,4 +197,6 @@ def _refuse_unsupported(wire: msgspec.Struct) -> None:
     for name, neutral in NEUTRAL.items():
         value = getattr(wire, name, None)
         if value is not None and not any(value == ok and type(value) is type(ok) for ok in neutral):
-            raise unsupported(name, f"'{name}' is not supported by this server with that value.")
+            reason = _REASONS.get(name)
+            why = f": {reason}" if reason else ""
+            raise unsupported(name, f"'{name}' is not supported by this server with that value{why}.")

@@ -1,4 +1,4 @@
-"""Log probabilities of prompts on tiny models: any chunks, slices and neighbours; the oracle is transformers."""
+"""Log probabilities of prompts on tiny models, in any chunks and slices. The oracle is transformers."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_the_entries_of_what_is_packed(path: Path, oracle: torch.Tensor) -> None
     for i, (entry, rank) in enumerate(entries):
         assert (entry.logprob, rank) == (float(logprobs[i]), ranks[i])
         assert entry.top == tuple(zip(top_ids[i, :2].tolist(), top_logprobs[i, :2].tolist(), strict=True))
-    assert len([*part.entries(20)][0][0].top) == 5
+    assert len(next(part.entries(20))[0].top) == 5
 
 
 def test_a_row_that_is_not_finite_spoils_its_chunk_only() -> None:

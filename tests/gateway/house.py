@@ -175,7 +175,7 @@ async def open_house(
         def next_script(request: AddRequest) -> Script:
             return scripts.pop(0) if scripts else Script(token_ids=text_ids("ok"), stop_token_id=IM_END)
 
-        made = engine_info(tokenizer_dir, **(info or {}))
+        made = engine_info(**{"tokenizer_dir": tokenizer_dir, **(info or {})})
         engine = ScriptedEngine(made, next_script, step_s=step_s, max_num_seqs=engine_seqs)
         stack.push_async_callback(engine.close)
         gateway = await open_gateway(engine, GatewaySettings(port=0, **settings))

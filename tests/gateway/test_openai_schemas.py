@@ -27,7 +27,7 @@ class Asked(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     count: Annotated[int | None, told(minimum=0, maximum=Figure.WINDOW)] = None
     model: Annotated[str | None, told(enum=Figure.MODEL_NAMES)] = None
     odd: Annotated[str | list[int] | None, Exactly({"maximum": Figure.WINDOW})] = None
-    store: Any = None  # in NEUTRAL
+    suffix: Any = None  # in NEUTRAL
 
 
 class Part(msgspec.Struct):
@@ -71,9 +71,9 @@ ASKED = {"needed": [{"name": "x"}], "either": 1}
         ({"model": None}, True),
         ({"model": "x"}, False),
         ({"odd": 8}, False),
-        ({"store": False}, True),
-        ({"store": None}, True),
-        ({"store": True}, False),
+        ({"suffix": ""}, True),
+        ({"suffix": None}, True),
+        ({"suffix": "x"}, False),
         ({"unknown": None}, False),
     ],
 )

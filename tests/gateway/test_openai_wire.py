@@ -59,6 +59,14 @@ def test_what_is_no_json_object_is_400(body: bytes) -> None:
         ('"prompt": [1.5]', "prompt[0]"),
         ('"prompt": [[1, "a"]]', "prompt[0][1]"),
         ('"model": 3', "model"),
+        ('"user": {}', "user"),
+        ('"metadata": {"a": 1}', "metadata[...]"),
+        ('"metadata": []', "metadata"),
+        ('"store": 0', "store"),
+        ('"echo": 1', "echo"),
+        ('"prompt_logprobs": true', "prompt_logprobs"),
+        ('"skip_special_tokens": "no"', "skip_special_tokens"),
+        ('"stream_options": {"continuous_usage_stats": 1}', "stream_options.continuous_usage_stats"),
         ('"max_token": 5', "max_token"),
     ],
 )
@@ -81,10 +89,9 @@ def test_a_long_unknown_name_is_clipped() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("modalities", ["audio"]), ("audio", {}), ("prediction", {}),
-        ("store", True), ("service_tier", "flex"), ("chat_template", "x"), ("store", 0),
-        ("web_search_options", {}), ("verbosity", "low"), ("priority", 3), ("prompt_logprobs", 1),
-        ("skip_special_tokens", False),
+        ("modalities", ["audio"]), ("audio", {}),
+        ("service_tier", "flex"), ("chat_template", "x"),
+        ("web_search_options", {}), ("verbosity", "low"), ("priority", 3),
     ],
 )  # fmt: skip
 def test_what_is_not_supported_is_refused_by_name(name: str, value: Any) -> None:
@@ -92,17 +99,20 @@ def test_what_is_not_supported_is_refused_by_name(name: str, value: Any) -> None
     assert (error.status, error.param, error.kind) == (400, name, ErrorKind.UNSUPPORTED)
 
 
-@pytest.mark.parametrize(("name", "value"), [("echo", True), ("suffix", "x")])
-def test_completions_refuse_theirs(name: str, value: Any) -> None:
-    assert refused(COMPLETION, json.dumps({name: value}).encode()).param == name
+def test_a_suffix_is_refused_with_the_reason() -> None:
+    error = refused(COMPLETION, b'{"suffix": "x"}')
+    assert (error.param, error.kind) == ("suffix", ErrorKind.UNSUPPORTED)
+    assert "cannot fill a gap" in error.message
 
 
 def test_harmless_parameters_are_accepted() -> None:
     body = {
         "user": "u", "metadata": {"a": "b"}, "safety_identifier": "s", "prompt_cache_key": "k",
-        "prompt_cache_retention": "24h", "parallel_tool_calls": True, "store": False, "service_tier": "auto",
+        "prompt_cache_retention": "24h", "parallel_tool_calls": True, "store": True, "service_tier": "auto",
         "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"],
         "stream_options": {"include_usage": True, "include_obfuscation": False}, "n": 1,
+        "verbosity": "medium", "prediction": {"type": "content", "content": "x"},
+        "spaces_between_special_tokens": False,
     }  # fmt: skip
     decode(CHAT, json.dumps(body).encode())
 

@@ -11,6 +11,7 @@ _FORMS: dict[str, Any] = {
     "guided_choice": ["yes", "no"],
     "guided_grammar": 'start: "a" | "b"',
 }
+_USAGE = ("include_usage", "continuous_usage_stats")
 _DRAWING = ("temperature", "top_p", "top_k", "min_p", "stop")
 
 
@@ -43,10 +44,12 @@ def settle(path: str, body: Any) -> None:
         _settle_lengths(body)
         _settle_form(body)
         _settle_choices(body)
+        _settle_prompt(body)
         if body.get("top_logprobs"):
             body["logprobs"] = True
-        if (body.get("stream_options") or {}).get("include_usage"):
+        if any((body.get("stream_options") or {}).get(name) for name in _USAGE):
             body["stream"] = True
+            body.pop("prompt_logprobs", None)
         if isinstance(body.get("prompt"), list):
             body["prompt"] = [prompt if prompt != "" else "x" for prompt in body["prompt"]]
 
@@ -62,6 +65,13 @@ def _settle_lengths(body: dict[str, Any]) -> None:
     longest = body.get("max_completion_tokens") or body["max_tokens"]
     if body.get("min_tokens"):
         body["min_tokens"] = min(body["min_tokens"], longest)
+
+
+def _settle_prompt(body: dict[str, Any]) -> None:
+    if body.get("use_beam_search") or not body.get("echo"):
+        body["max_tokens"] = body["max_tokens"] or 1
+    if body.get("stream"):
+        body.pop("prompt_logprobs", None)
 
 
 def _settle_choices(body: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ per request. It can freeze, die, fail a request, and it records what it was aske
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ from engine.messages import (
     ForkRequest,
     IntegrityReport,
     KvReport,
+    PromptLogprobs,
     StepReport,
     TokenDelta,
     TokenLogprobs,
@@ -57,12 +59,24 @@ class Script:
     logprob: float = -0.25
     others: Sequence[Script] = ()
 
+    def score(self, prompt: Sequence[int], num_top: int) -> PromptLogprobs:
+        """Of a prompt: token i has log probability -i/4 and rank i, beside the alternatives of ``top``."""
+        count = len(prompt) - 1
+        top = self.top[:num_top]
+        return PromptLogprobs(
+            array("f", [-i / 4 for i in range(1, count + 1)]).tobytes(),
+            array("I", range(1, count + 1)).tobytes(),
+            array("I", [token for token, _ in top] * count).tobytes(),
+            array("f", [logprob for _, logprob in top] * count).tobytes(),
+            len(top),
+        )
+
     def of(self, index: int) -> Script:
         scripts = (self, *self.others)
         return scripts[min(index, len(scripts) - 1)]
 
     def token(self, position: int) -> int:
-        return self.token_ids[position % len(self.token_ids)]
+        return self.token_ids[position % len(self.token_ids)] if self.token_ids else -1
 
     def length(self, max_tokens: int) -> int:
         if self.endless:
@@ -287,8 +301,11 @@ class ScriptedEngine:
         if running.num_prefilled < running.script.prefill_steps:
             running.num_prefilled += 1
             return
-        for index in tuple(running.num_generated):
+        is_first = not any(running.num_generated.values())
+        for place, index in enumerate(tuple(running.num_generated)):
             delta = self._advance_sequence(running, index)
+            if is_first and place == 0:
+                delta = msgspec.structs.replace(delta, prompt_logprobs=_prompt_logprobs(running))
             if delta.finish_reason is not None:
                 del running.num_generated[index]
             is_over = not running.num_generated or delta.finish_reason is FinishReason.ERROR
@@ -340,6 +357,12 @@ class ScriptedEngine:
     def _tiers(self, in_use: int) -> dict[str, TierStats]:
         free = self._info.num_blocks - in_use
         return {"device": TierStats(free, 0, in_use, 0, "lru", 0, 0)}
+
+
+def _prompt_logprobs(running: _Running) -> PromptLogprobs | None:
+    num_top = running.request.sampling.prompt_logprobs
+    prompt = running.request.prompt_token_ids
+    return None if num_top is None else running.script.score(prompt, num_top)
 
 
 def _logprobs(ids: Sequence[int], script: Script, num_top: int | None) -> tuple[TokenLogprobs, ...] | None:
