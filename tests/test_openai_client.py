@@ -74,6 +74,45 @@ def test_chat_streamed_is_the_same_text_in_many_pieces(client: OpenAI, model: st
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
 
 
+def test_a_prompt_is_scored_as_it_was_generated(client: OpenAI, model: str) -> None:
+    """Twice: the second time the cache has all of it. Near enough: decode and prefill round differently."""
+    prompt = "1, 2\n\n3 é, the days of the week are Monday, Tuesday,"
+    options = {"model": model, "prompt": prompt, "temperature": 0, "logprobs": 1}
+    made = client.completions.create(**options, max_tokens=24, extra_body={"ignore_eos": True})  # type: ignore[call-overload]
+    generated = made.choices[0].logprobs
+    whole = prompt + made.choices[0].text
+    first, second = (
+        client.completions.create(model=model, prompt=whole, echo=True, max_tokens=0, logprobs=1)
+        for _ in range(2)
+    )
+    (choice,) = second.choices
+    scored = choice.logprobs
+    assert scored is not None and scored.tokens is not None and scored.token_logprobs is not None
+    assert first.choices == second.choices
+    assert (choice.text, choice.finish_reason) == (whole, "length")
+    assert "".join(scored.tokens) == whole
+    assert second.usage is not None
+    assert (second.usage.prompt_tokens, second.usage.completion_tokens) == (len(scored.tokens), 0)
+    assert scored.token_logprobs[0] is None
+    assert scored.tokens[-24:] == generated.tokens, "else the text has other tokens than were generated"
+    for ours, theirs in zip(scored.token_logprobs[-24:], generated.token_logprobs, strict=True):
+        assert abs(ours - theirs) < 0.2
+
+
+def test_prompt_logprobs_in_both_endpoints(client: OpenAI, model: str) -> None:
+    extra = {"prompt_logprobs": 2}
+    completion = client.completions.create(model=model, prompt="The sky is", max_tokens=1, extra_body=extra)
+    chat = client.chat.completions.create(model=model, messages=MESSAGES, max_tokens=1, extra_body=extra)  # type: ignore[call-overload]
+    in_choice = completion.choices[0].model_extra["prompt_logprobs"]  # type: ignore[index]
+    for found, usage in ((in_choice, completion.usage), (chat.model_extra["prompt_logprobs"], chat.usage)):
+        assert found[0] is None
+        assert len(found) == usage.prompt_tokens
+        for entry in found[1:]:
+            assert 2 <= len(entry) <= 3
+            assert {shown["rank"] for shown in entry.values()} >= {1, 2}
+            assert all(shown["logprob"] <= 0 and shown["decoded_token"] for shown in entry.values())
+
+
 def test_completion_streamed_and_not(client: OpenAI, model: str) -> None:
     options = {"model": model, "prompt": "The capital of France is", "temperature": 0, "max_tokens": 12}
     whole = client.completions.create(**options)  # type: ignore[call-overload]
