@@ -248,3 +248,26 @@ def test_every_combination_of_policies_on_a_tiny_model(
         wanted = prompts(24, tiny.loaded.info.vocab_size)
         assert generate(engine, wanted, 12) == expected
         assert sum(engine.scheduler.totals.preemptions.values()) > 0
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("restore", ["swap", "recompute", "overlap"])
+def test_log_probabilities_of_prompts_are_the_same_bits(tiny: Bench, restore: str) -> None:
+    """With all the room there is, and preempted in mid-prompt; beside others, and over other chunks."""
+    found = []
+    roomy = tiny.engine(num_blocks=ALL_BLOCKS, host_blocks=0, disk_blocks=0)
+    narrow = tight(tiny, {**DEFAULTS, "restore": restore}, 0.05)
+    for engine in (roomy, narrow):
+        for index, prompt in enumerate(prompts(24, tiny.loaded.info.vocab_size)):
+            engine.add(f"r{index}", prompt, max_tokens=index % 12, temperature=0.0, prompt_logprobs=3)
+        for _ in range(3):
+            engine.step()
+            half = [g for g in engine.scheduler.queues.running.values() if g.scoring and g.scoring.num_found]
+            for group in half if engine is narrow else ():
+                engine.scheduler.preempt(group)
+        engine.run(max_steps=100_000)
+        engine.assert_idle()
+        found.append(engine.prompt_logprobs)
+    assert len(found[0]) == 24
+    assert found[0] == found[1]
+    assert sum(narrow.scheduler.totals.preemptions.values()) > 0

@@ -97,3 +97,33 @@ def test_min_tokens_hides_early_text_from_the_stop_strings() -> None:
 def test_a_skipped_special_token_keeps_its_place() -> None:
     piece = join(run([97, 265, 98], [], [], True))
     assert [(entry.token_id, entry.text) for entry in piece.entries] == [(97, "a"), (265, ""), (98, "b")]
+
+
+@given(IDS, STOPS, st.data())
+def test_every_token_may_be_told(ids: list[int], stops: list[str], data: st.DataObject) -> None:
+    """Also those of which nothing is shown, and the one that ended the sequence; not what a stop cut."""
+    plain = join(run(ids, stops, [], True))
+    answer = AnswerText(TABLE, stops, tells_all=True)
+    cuts = data.draw(st.sets(st.integers(0, len(ids))))
+    pieces = []
+    for i, token_id in enumerate(ids):
+        if not answer.stopped:
+            pieces.append(answer.take() if i in cuts else Piece())
+            answer.push(token_id, LOGPROBS)
+    if not answer.stopped:
+        answer.end(265, LOGPROBS)
+    piece = join([*pieces, answer.finish()])
+    assert piece.text == plain.text == "".join(entry.text for entry in piece.entries)
+    if answer.stopped:
+        assert piece.entries == plain.entries
+    else:
+        assert [entry.token_id for entry in piece.entries] == [*ids, 265]
+
+
+def test_special_tokens_by_name() -> None:
+    answer = AnswerText(TABLE, ["start"], names_special=True)
+    for token_id in (97, 266, 265):
+        answer.push(token_id, LOGPROBS)
+    piece = answer.finish()
+    assert (piece.text, answer.stopped) == ("a<|im_end|><|im_", True)
+    assert [entry.raw for entry in piece.entries] == [b"a", b"<|im_end|>", b"<|im_"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.messages import FinishReason, TokenDelta, TokenLogprobs
+from engine.messages import FinishReason, PromptLogprobs, TokenDelta, TokenLogprobs
 from gateway.mailbox import (
     SHUTDOWN,
     TOO_SLOW,
@@ -185,3 +185,12 @@ def test_a_request_that_ends_without_its_sequences_is_a_failure() -> None:
     assert list(box.take().batch.parts) == [0, 1]
     with pytest.raises(StreamFailedError):
         box.take()
+
+
+def test_log_probabilities_of_a_prompt_are_not_counted() -> None:
+    mailbox = Mailbox(StreamLimits(high_units=2, hard_units=4))
+    found = PromptLogprobs(bytes(4000), bytes(4000))
+    assert mailbox.put(TokenDelta("r", (1,), prompt_logprobs=found)) is Signal.NONE
+    assert mailbox.take().batch.parts[0].prompt_logprobs is found
+    mailbox.put(TokenDelta("r", (2,)))
+    assert mailbox.take().batch.parts[0].prompt_logprobs is None
