@@ -31,8 +31,8 @@ class SchedulerTotals:
     restore_s: float = 0.0
     restore_predicted_s: float = 0.0
 
-    def count_preemption(self, kind: str, *, slow_reader: bool) -> None:
-        self.preemptions[f"{kind}/{'slow_reader' if slow_reader else 'pressure'}"] += 1
+    def count_preemption(self, kind: str, cause: str) -> None:
+        self.preemptions[f"{kind}/{cause}"] += 1
 
     def count_recomputation(self, sequence: Sequence, num_found: int) -> None:
         """A sequence begins anew with ``num_found`` tokens."""

@@ -6,6 +6,7 @@ Runs on: step thread, sole owner of scheduler, block manager, transfers and exec
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -92,7 +93,7 @@ class EngineCore:
         elif (error := self._why_refuse_grammar(message.sampling)) is not None:
             self._refuse(message.request_id, error, is_invalid=True)
         elif self._grammars.admit(message):
-            self._scheduler.add(message)
+            self._scheduler.add(message, self._clock())
 
     def fork(self, message: ForkRequest) -> None:
         """Start requests that go on from what another has so far."""
@@ -111,6 +112,8 @@ class EngineCore:
                     prompt_token_ids=(*history, *branch.token_ids),
                     sampling=branch.sampling,
                     cache_salt=message.cache_salt,
+                    tenant=message.tenant,
+                    weight=message.weight,
                     priority=message.priority,
                 )
             )
@@ -141,11 +144,11 @@ class EngineCore:
 
     def pause(self, request_id: str) -> None:
         self._grammars.set_paused(request_id, paused=True)
-        self._scheduler.pause(request_id)
+        self._scheduler.pause(request_id, self._clock())
 
     def resume(self, request_id: str) -> None:
         self._grammars.set_paused(request_id, paused=False)
-        self._scheduler.resume(request_id)
+        self._scheduler.resume(request_id, self._clock())
 
     def can_step(self) -> bool:
         """Whether to step on at once. If not, wait for a command, a copy or a grammar, and then step."""
@@ -217,7 +220,7 @@ class EngineCore:
             if settled.error is not None:
                 self._refuse(message.request_id, settled.error, is_invalid=True)
                 continue
-            self._scheduler.add(message)
+            self._scheduler.add(message, self._clock())
             for index in settled.waiting.unwanted:
                 self._scheduler.abort(message.request_id, index)
             if settled.waiting.paused:
@@ -294,7 +297,7 @@ class EngineCore:
 
     def describe_kv(self, check_id: int, limit: int) -> KvReport:
         """Where the blocks of each request are, for at most ``limit`` requests, first in line first."""
-        groups = sorted(self._scheduler.queues, key=lambda group: group.order)
+        groups = sorted(self._scheduler.queues, key=self._scheduler.queues.rank)
         sequences = tuple(
             self._describe(group, sequence) for group in groups[:limit] for sequence in group.sequences
         )
@@ -345,6 +348,8 @@ class EngineCore:
             return "max_tokens must not be negative, and at least 1 for a beam search."
         if not 1 <= sampling.n <= sampling.num_seqs:
             return "n must be at least 1, and at most the width of a beam search."
+        if not (message.weight > 0 and math.isfinite(message.weight)):
+            return "A tenant's weight must be a number above 0."
         if "#" in message.request_id:
             return "A request id must not contain '#'."
         if sampling.beam is not None and sampling.beam.width > self._vocab_size:

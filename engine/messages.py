@@ -122,14 +122,17 @@ class ForkRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Start requests whose prompt is all that sequence ``index`` of request ``request_id`` has so far.
 
     It may be running, or finished not too long ago (the token that ended it included); of a beam search only
-    the results can be forked. Branches share its full blocks on whatever tier they
-    are. ``cache_salt`` must be that of the forked request: another tenant's is as good as unknown.
+    the results can be forked. Branches share its full blocks on whatever tier they are. ``cache_salt`` must
+    be that of the forked request: another tenant's is as good as unknown. ``tenant``, ``weight`` and
+    ``priority`` as in ``AddRequest``.
     """
 
     request_id: str
     branches: tuple[Branch, ...]
     index: int = 0
     cache_salt: bytes = b""
+    tenant: str = ""
+    weight: float = 1.0
     priority: int = 0
 
 

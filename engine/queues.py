@@ -6,24 +6,27 @@ costs nothing per step, however many there are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Iterator
 
+from engine.fairness import FairShares
+from engine.line import TenantLine
 from engine.request import SequenceGroup
 
 
 class RequestQueues:
-    """All live requests of a scheduler.
+    """All live requests of a scheduler, and the share that each tenant had.
 
     ``parked`` ones were preempted (swapped out or not), or their clients stopped reading before they ran.
     """
 
     def __init__(self) -> None:
         self.num_paused = 0
+        self.shares = FairShares()
         self.running: dict[str, SequenceGroup] = {}
         self.restoring: dict[str, SequenceGroup] = {}
         self.parked: dict[str, SequenceGroup] = {}
-        self._waiting: dict[int, dict[str, SequenceGroup]] = {}
+        self._in_line: list[SequenceGroup] = []
+        self._lines: dict[str, TenantLine] = {}
         self._all: dict[str, SequenceGroup] = {}
 
     def __len__(self) -> int:
@@ -43,11 +46,21 @@ class RequestQueues:
     def num_waiting(self) -> int:
         return len(self._all) - len(self.running) - len(self.restoring) - len(self.parked)
 
+    @property
+    def num_tenants(self) -> int:
+        """Tenants with requests in the house."""
+        return len(self._lines)
+
+    # ---- moves ---------------------------------------------------------------------------------
+
     def add(self, group: SequenceGroup) -> None:
         """Let a new request wait."""
         assert group.request_id not in self._all
         self._all[group.request_id] = group
-        self._waiting.setdefault(group.priority, {})[group.request_id] = group
+        share = self.shares.enter(group.tenant, group.weight)
+        line = self._lines.setdefault(group.tenant, TenantLine(share))
+        line.enter(group)
+        self._note_line(line)
 
     def run(self, group: SequenceGroup) -> None:
         self._take(group)
@@ -58,61 +71,120 @@ class RequestQueues:
         self.restoring[group.request_id] = group
 
     def park(self, group: SequenceGroup) -> None:
-        self._take(group)
+        line = self._lines[group.tenant]
+        self._pop(group)
         self.parked[group.request_id] = group
+        line.park(group)
+        self._note_line(line)
 
-    def set_paused(self, group: SequenceGroup, paused: bool) -> None:
+    def set_paused(self, group: SequenceGroup, paused: bool, now: float) -> None:
+        """Whether its client reads. What was in line is parked from then on."""
+        line = self._lines[group.tenant]
         self.num_paused += paused - group.paused
+        is_in_line = line.take(group)
         group.paused = paused
+        group.idle_since = now
+        if is_in_line:
+            self.parked[group.request_id] = group
+            line.park(group)
+            self._note_line(line)
 
     def remove(self, group: SequenceGroup) -> None:
         self._take(group)
         self.num_paused -= group.paused
         del self._all[group.request_id]
+        line = self._lines[group.tenant]
+        line.leave(group)
+        if line.is_empty:
+            del self._lines[group.tenant]
+            self.shares.leave(line.share)
 
-    def by_order(self) -> list[SequenceGroup]:
-        """Running and restoring requests whose clients read, first in line first."""
-        return sorted((r for r in self.holding() if not r.paused), key=lambda group: group.order)
+    def _take(self, group: SequenceGroup) -> None:
+        self._pop(group)
+        self._note_line(self._lines[group.tenant])
+
+    def _pop(self, group: SequenceGroup) -> None:
+        for place in (self.running, self.restoring, self.parked):
+            place.pop(group.request_id, None)
+        self._lines[group.tenant].take(group)
+
+    def _note_line(self, line: TenantLine) -> None:
+        self.shares.set_in_line(line.share, line.num_ready > 0)
+
+    # ---- order ---------------------------------------------------------------------------------
+
+    def rank(self, group: SequenceGroup) -> tuple[bool, float, int, int]:
+        """A place in the line of all: the lower goes first.
+
+        Those that were promised their blocks, by arrival; then by tenants, the least served first; then by
+        class and arrival.
+        """
+        if group.has_whole_length:
+            return (False, 0.0, 0, group.arrival_index)
+        line = self._lines[group.tenant]
+        return (True, line.share.served, *line.order(group))
+
+    def note_contention(self) -> None:
+        """Whether anybody has to wait for others, in line or for the tokens of a step."""
+        in_line = self.shares.num_in_line > 0
+        self.shares.set_contended(in_line or any(r.is_prefilling and not r.paused for r in self.holding()))
+
+    def line_up(self) -> list[SequenceGroup]:
+        """Running and restoring requests whose clients read, first in line first.
+
+        That order holds until the next call, whatever is charged meanwhile.
+        """
+        self._in_line = sorted((r for r in self.holding() if not r.paused), key=self.rank)
+        return self._in_line
 
     def last_paused(self) -> SequenceGroup | None:
         """Of those that hold device blocks and whose clients do not read, the last in line."""
-        return max((r for r in self.holding() if r.paused), key=lambda group: group.order, default=None)
+        return max((r for r in self.holding() if r.paused), key=self.rank, default=None)
 
-    def victim_for(
-        self, group: SequenceGroup, may_be_preempted: Callable[[SequenceGroup], bool]
-    ) -> SequenceGroup:
-        """Who gives way to ``group``: slow readers first, then the last in line; maybe itself."""
-        paused = self.last_paused()
-        if paused is not None:
-            return paused
-        behind = (r for r in self.holding() if r.order > group.order and may_be_preempted(r))
-        return max(behind, key=lambda other: other.order, default=group)
+    def victim_for(self, group: SequenceGroup) -> SequenceGroup:
+        """Who gives way to ``group``: slow readers first, then the last of those lined up; maybe itself."""
+        others = (r for r in reversed(self._in_line) if self._holds(r))
+        return self.last_paused() or next(others, group)
 
     def holding(self) -> Iterator[SequenceGroup]:
         """Those that have device blocks."""
         yield from self.running.values()
         yield from self.restoring.values()
 
-    def candidates(self, limit: int) -> Iterator[SequenceGroup]:
-        """Who may be admitted, first in line first: by priority class, in it the parked before the waiting.
+    def _holds(self, group: SequenceGroup) -> bool:
+        return group.request_id in self.running or group.request_id in self.restoring
+
+    def candidates(self, tenant: str, limit: int, now: float) -> Iterator[SequenceGroup]:
+        """Who of a tenant may be admitted, first in line first: by class, in it the parked before the
+        waiting.
 
         Of each class at most ``limit`` waiting ones. The caller may move what it is given.
         """
-        parked = sorted((r for r in self.parked.values() if not r.paused), key=lambda group: group.order)
-        classes = {group.priority for group in parked} | self._waiting.keys()
-        for priority in sorted(classes):
-            yield from (group for group in parked if group.priority == priority)
-            yield from tuple(islice(self._waiting.get(priority, {}).values(), limit))
+        return self._lines[tenant].candidates(limit, now)
+
+    def first_candidate(self, now: float) -> SequenceGroup | None:
+        """Whose turn to be admitted it is."""
+        share = self.shares.least()
+        return None if share is None else next(self.candidates(share.tenant, 1, now), None)
+
+    # ---- recount -------------------------------------------------------------------------------
 
     def is_in_one_place(self, group: SequenceGroup) -> bool:
-        """Recount: whether exactly one queue holds the request."""
-        places = (self.running, self.restoring, self.parked, *self._waiting.values())
-        return sum(group.request_id in place for place in places) == 1
+        """Whether exactly one queue holds the request."""
+        places = [self.running, self.restoring]
+        for line in self._lines.values():
+            places += line.places()
+        is_parked = group.request_id in self._lines[group.tenant].parked
+        is_once = sum(group.request_id in place for place in places) == 1
+        return is_once and is_parked == (group.request_id in self.parked)
 
-    def _take(self, group: SequenceGroup) -> None:
-        for place in (self.running, self.restoring, self.parked):
-            place.pop(group.request_id, None)
-        waiting = self._waiting.get(group.priority, {})
-        waiting.pop(group.request_id, None)
-        if not waiting:
-            self._waiting.pop(group.priority, None)
+    def lines_add_up(self) -> bool:
+        """Whether each tenant has as many requests in line as it counts, and stands in line if any."""
+        return (
+            all(
+                line.num_ready == sum(not r.paused for place in line.places() for r in place.values())
+                and (line.num_ready > 0) == (line.share.ticket is not None)
+                for line in self._lines.values()
+            )
+            and {group.tenant for group in self} == self._lines.keys()
+        )

@@ -18,6 +18,8 @@ def check(queues: RequestQueues, blocks: BlockManager) -> list[str]:
     problems = []
     if not all(queues.is_in_one_place(group) for group in queues):
         problems.append("a request is in no queue, or in two")
+    if not queues.lines_add_up():
+        problems.append("what tenants have in line is off")
     holding = {sequence.sequence_id for group in queues.holding() for sequence in group.sequences}
     if holding != blocks.tables().keys() | blocks.branches().keys():
         problems.append("the sequences of running and restoring requests are not those that have blocks")

@@ -18,6 +18,7 @@ from tiering.hashing import BlockNamer
 from tiering.restore import Restore
 from tiering.types import IllegalTransitionError
 
+MAX_PREEMPTIONS = 4
 _SEED_MASK = 2**63 - 1
 
 
@@ -78,12 +79,14 @@ class SequenceGroup:
     """The sequences of one request: one prompt, computed once, then ``sampling.num_seqs`` continuations.
 
     They are admitted, preempted, swapped and restored together, and take their next tokens in the same step.
-    ``num_given_way`` counts the preemptions in favour of another request, not those because its client
-    did not read. ``may_load`` is False once a load has failed it, until it is swapped out anew.
-    ``has_branched``: the prompt is computed, and every sequence has its first token; ``unwanted`` are indices
-    of those that were aborted before. ``given_up``: the last restore that came to
-    nothing, which may yet have brought blocks. ``cache_salt`` is the tenant's. ``scoring``: log probabilities
-    of the prompt that are still to be told.
+    ``num_given_way`` counts the preemptions in favour of another request, not those because its client did
+    not read. ``may_load`` is False once a load has failed it, until it is swapped out anew. ``has_branched``:
+    the prompt is computed, and every sequence has its first token; ``unwanted`` are indices of those that
+    were aborted before. ``given_up``: the last restore that came to nothing, which may yet have brought
+    blocks. ``cache_salt`` is the tenant's. ``scoring``: log probabilities of the prompt that are still to be
+    told. ``idle_since``: when it last got something computed, or came, or its client began to read again;
+    ``is_overdue``: that was too long ago once. ``stays_until_step``: it gives way for another tenant's share
+    only from then on.
     """
 
     __slots__ = (
@@ -94,7 +97,9 @@ class SequenceGroup:
         "expected_return_s",
         "given_up",
         "has_branched",
+        "idle_since",
         "is_counted",
+        "is_overdue",
         "max_total_tokens",
         "may_load",
         "num_cached_tokens",
@@ -107,7 +112,10 @@ class SequenceGroup:
         "scoring",
         "sequences",
         "status",
+        "stays_until_step",
+        "tenant",
         "unwanted",
+        "weight",
     )
 
     def __init__(
@@ -118,9 +126,12 @@ class SequenceGroup:
         namer: BlockNamer,
         max_len: int,
         stop_token_ids: tuple[int, ...],
+        now: float = 0.0,
     ) -> None:
         self.request_id = message.request_id
         self.sampling: SamplingParams = message.sampling
+        self.tenant = message.tenant
+        self.weight = message.weight
         self.priority = message.priority
         self.expected_return_s = message.expected_return_s
         self.cache_salt = message.cache_salt
@@ -134,6 +145,9 @@ class SequenceGroup:
         self.num_given_way = 0
         self.may_load = True
         self.is_counted = False
+        self.idle_since = now
+        self.stays_until_step = 0
+        self.is_overdue = False
         self.given_up: Restore | None = None
         self.has_branched = False
         self.unwanted: set[int] = set()
@@ -153,9 +167,9 @@ class SequenceGroup:
         return None if num_top is None else PromptScoring(self.first.prompt_token_ids, num_top)
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Who comes first: the lower priority number, then the earlier arrival."""
-        return (self.priority, self.arrival_index)
+    def has_whole_length(self) -> bool:
+        """Whether it has given way so often that it is to have blocks for its whole length."""
+        return self.num_given_way >= MAX_PREEMPTIONS
 
     @property
     def first(self) -> Sequence:
@@ -189,6 +203,13 @@ class SequenceGroup:
     def is_decoding(self) -> bool:
         """Whether all that is left to compute is the last token of each sequence."""
         return all(sequence.num_uncomputed_tokens == 1 for sequence in self.sequences)
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether it has blocks, and more to compute than the tokens that come next."""
+        if self.status is RequestStatus.RUNNING:
+            return not self.is_decoding
+        return self.status is RequestStatus.RESTORING
 
     def sequence(self, index: int) -> Sequence | None:
         """The living sample with that index; None for beams, which have no names."""

@@ -12,6 +12,7 @@ import msgspec
 
 from engine.accounting import SchedulerTotals
 from engine.beam import BeamSearch
+from engine.fairness import GENERATED_TOKEN_COST
 from engine.histories import Histories
 from engine.messages import FinishReason, TokenDelta
 from engine.queues import RequestQueues
@@ -104,8 +105,8 @@ class Results:
     def _append(
         self, group: SequenceGroup, sequence: Sequence, token: SampledToken, now: float
     ) -> TokenDelta:
-        sequence.output_token_ids.append(token.token_id)
-        self.totals.generated_tokens += 1
+        sequence.append(token.token_id)
+        self._count_generated(group, 1)
         reason = sequence.finish_reason(group.sampling, self.stop_token_ids, group.max_total_tokens)
         if reason is not None:
             self.end_sequence(group, sequence, now)
@@ -135,6 +136,10 @@ class Results:
                 prompt_logprobs=group.tell_prompt_logprobs(),
             )
 
+    def _count_generated(self, group: SequenceGroup, num_tokens: int) -> None:
+        self.totals.generated_tokens += num_tokens
+        self.queues.shares.charge(group.tenant, num_tokens * GENERATED_TOKEN_COST)
+
     # ---- beam search ---------------------------------------------------------------------------
 
     def _search(
@@ -143,7 +148,7 @@ class Results:
         """One step of a beam search; tells its results if it was the last."""
         survivors = beams.advance([sample.tokens for sample in samples])
         group.has_branched = True
-        self.totals.generated_tokens += len(samples)
+        self._count_generated(group, len(samples))
         parents = group.sequences
         heirs = {survivor.parent: place for place, survivor in reversed([*enumerate(survivors)])}
         group.sequences = [
@@ -153,7 +158,7 @@ class Results:
             for place, survivor in enumerate(survivors)
         ]
         for sequence, survivor in zip(group.sequences, survivors, strict=True):
-            sequence.output_token_ids.append(survivor.token_id)
+            sequence.append(survivor.token_id)
         for position, parent in enumerate(parents):
             if position not in heirs:
                 self._release(group, parent, now)

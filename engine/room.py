@@ -3,11 +3,11 @@
 Runs on: step thread, sole owner. Blocks: never; no torch, no clock. A group's sequences get blocks together
 and lose them together.
 
-Progress: a group is preempted only for one before it in line, or because its client does not read, and
-is admitted only with room for all its known tokens. After ``MAX_PREEMPTIONS`` for others it comes back
-with blocks for its whole length, and then loses them only if its client does not read; or to a group of
-several sequences before it in line that has given way as often, whose forks may yet need blocks that nobody
-reserved.
+Progress: a group is preempted only for one before it in line, for the share of another tenant, or because its
+client does not read, and is admitted only with room for all its known tokens. After ``MAX_PREEMPTIONS`` for
+others it comes back with blocks for its whole length, and stands before all that did not, in the order of
+arrival whatever the shares are. It loses its blocks then only if its client does not read; or to a group of
+several sequences before it in line, whose forks may yet need blocks that nobody reserved.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from engine.sequence import Sequence
 from tiering.block_manager import BlockManager
 from tiering.tables import Admission, Member, Refusal, SequenceEvent
 from tiering.types import BlockHash, TransferResult
-
-MAX_PREEMPTIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +43,7 @@ class Room:
 
         False: it sits out the step, as blocks are on their way out, or it gave way itself.
         """
-        insists = has_whole_length(group)
-
-        def last_behind() -> SequenceGroup:
-            return self.queues.victim_for(group, lambda other: insists or not has_whole_length(other))
-
-        return self._make_room(group, last_behind)
+        return self._make_room(group, lambda: self.queues.victim_for(group))
 
     def make_free_room(self, group: SequenceGroup) -> bool:
         """The same for a group that was admitted in this step: at nobody's cost but slow readers'."""
@@ -83,12 +76,20 @@ class Room:
 
     # ---- preemption ----------------------------------------------------------------------------
 
-    def preempt(self, group: SequenceGroup) -> None:
-        """Take a running or restoring group's device blocks, by swapping it out if that is worth while."""
+    def preempt(self, group: SequenceGroup, *, for_share: bool = False) -> None:
+        """Take a running or restoring group's device blocks, by swapping it out if that is worth while.
+
+        ``for_share``: another tenant is owed its place. What a slow reader loses it is charged for again.
+        """
         group.num_preemptions += 1
-        group.num_given_way += not group.paused
+        if group.paused:
+            for sequence in group.sequences:
+                sequence.num_charged_tokens = 0
+        else:
+            group.num_given_way += 1
         event = self._begin_swap_out(group)
-        self.totals.count_preemption("swap" if event else "recompute", slow_reader=group.paused)
+        cause = "slow_reader" if group.paused else "share" if for_share else "pressure"
+        self.totals.count_preemption("swap" if event else "recompute", cause)
         if event is None:
             self.lose_blocks(group)
             return
@@ -155,7 +156,7 @@ class Room:
 
     def _member(self, group: SequenceGroup, sequence: Sequence) -> Member:
         num_tokens = sequence.num_tokens
-        capacity = group.max_total_tokens if has_whole_length(group) else num_tokens
+        capacity = group.max_total_tokens if group.has_whole_length else num_tokens
         is_named = self.blocks.prefix_caching or len(group.sequences) > 1
         names: abc.Sequence[BlockHash] = sequence.name_blocks(num_tokens) if is_named else ()
         if (num_readable := group.num_readable_tokens(num_tokens)) < num_tokens:
@@ -222,8 +223,3 @@ class Room:
             if any(self.blocks.waits_for_hung_copies(sequence.sequence_id) for sequence in group.sequences):
                 group.may_load = False
                 self.lose_blocks(group)
-
-
-def has_whole_length(group: SequenceGroup) -> bool:
-    """Whether it has given way so often that it is to have blocks for its whole length."""
-    return group.num_given_way >= MAX_PREEMPTIONS

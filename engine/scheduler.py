@@ -1,8 +1,9 @@
-"""Continuous batching, first come first served: which tokens of which sequences the next step computes.
+"""Continuous batching: which tokens of which sequences the next step computes.
 
 Runs on: step thread, sole owner. Blocks: never; no torch, no clock. ``schedule`` decides and returns
 a value, someone else carries it out, ``update`` advances the state. The stages of ``schedule`` share
-one budget: running decodes, prefills (those of restoring requests too), then the parked and the waiting.
+one budget: running decodes; then, tenant by tenant, whoever was served least first, prefills (those of
+restoring requests too), the parked and the waiting. One tenant's requests go by class and arrival.
 
 The sequences of a request go together: all of them take their next token in a step, or none. A paused
 request takes no place in a step; the blocks it holds are the first to go. Nobody waits for a copy: who
@@ -17,6 +18,8 @@ from dataclasses import dataclass
 
 from engine.accounting import SchedulerTotals
 from engine.budget import StepBudget
+from engine.claims import Claims
+from engine.fairness import PROMPT_TOKEN_COST
 from engine.histories import Histories
 from engine.messages import AddRequest, TokenDelta
 from engine.queues import RequestQueues
@@ -25,6 +28,7 @@ from engine.results import Results
 from engine.room import Room
 from engine.schedule import ScheduledChunk, SchedulerOutput, StepOutput
 from engine.sequence import Sequence
+from engine.turns import Turns
 from tiering.block_manager import BlockManager
 from tiering.hashing import BlockNamer, derive_salt
 from tiering.tables import Refusal
@@ -36,6 +40,7 @@ class SchedulerConfig:
     """Limits of a step and of a sequence. ``stop_token_ids`` are those of the model.
 
     ``cache_secret`` and ``fingerprint`` (of all that KV depends on beside tokens) go into every block name.
+    A tenant may be ahead of another by what ``quantum_steps`` full steps of prompts cost before it gives way.
     """
 
     max_num_seqs: int
@@ -45,6 +50,7 @@ class SchedulerConfig:
     cache_secret: bytes = b""
     fingerprint: bytes = b""
     watermark: float = 0.01
+    quantum_steps: float = 2.0
 
 
 class Scheduler:
@@ -63,13 +69,20 @@ class Scheduler:
         self._results = Results(
             blocks, self.queues, self.totals, frozenset(config.stop_token_ids), self._histories
         )
+        self._claims = Claims(
+            self.queues.shares,
+            config.quantum_steps * config.max_num_batched_tokens,
+            config.max_num_batched_tokens,
+        )
+        self._lacks_room: str | None = None  # whom the last step did not admit for lack of blocks
         self._num_arrivals = 0
+        self._num_steps = 0
         self._now = 0.0
 
     # ---- what the outside asks for -------------------------------------------------------------
 
-    def add(self, message: AddRequest) -> None:
-        """Queue a request. The message must have passed ``EngineCore``'s checks."""
+    def add(self, message: AddRequest, now: float = 0.0) -> None:
+        """Queue a request, which must have passed ``EngineCore``'s checks. ``now`` as for ``schedule``."""
         salt = derive_salt(self._config.cache_secret, self._config.fingerprint, message.cache_salt)
         group = SequenceGroup(
             message,
@@ -77,6 +90,7 @@ class Scheduler:
             namer=BlockNamer(salt, self._blocks.block_size),
             max_len=self._config.max_model_len,
             stop_token_ids=self._config.stop_token_ids,
+            now=now,
         )
         self._num_arrivals += 1
         self._histories.forget(message.request_id)
@@ -137,19 +151,17 @@ class Scheduler:
         if group.status is RequestStatus.SWAPPING_OUT:
             self._room.end_swap_out(group)
 
-    def pause(self, request_id: str) -> None:
+    def pause(self, request_id: str, now: float = 0.0) -> None:
         """Compute nothing for this request until ``resume``. Unknown ids are ignored."""
-        self._set_paused(request_id, paused=True)
+        self._set_paused(request_id, now, paused=True)
 
-    def resume(self, request_id: str) -> None:
-        self._set_paused(request_id, paused=False)
+    def resume(self, request_id: str, now: float = 0.0) -> None:
+        self._set_paused(request_id, now, paused=False)
 
-    def _set_paused(self, request_id: str, *, paused: bool) -> None:
+    def _set_paused(self, request_id: str, now: float, *, paused: bool) -> None:
         group = self.queues.get(request_id)
         if group is not None and group.paused != paused:
-            self.queues.set_paused(group, paused)
-            if group.status is RequestStatus.WAITING:
-                self.queues.park(group)
+            self.queues.set_paused(group, paused, now)
 
     def has_work(self) -> bool:
         """Whether any request could advance."""
@@ -191,17 +203,19 @@ class Scheduler:
         Nothing is chosen although there is work only while copies are under way that it waits for.
         """
         self._now = now
+        self._num_steps += 1
         self._blocks.tiers.set_time(now)
         self._room.end_restores(now)
         self._room.lose_patience()
         for group in self.queues.running.values():
             self._room.bear_branches(group)
+        self.queues.note_contention()
+        self._give_way()
         budget = StepBudget(self._config.max_num_batched_tokens, self._config.max_num_seqs)
         chunks: list[ScheduledChunk] = []
-        in_line = self.queues.by_order()
+        in_line = self.queues.line_up()
         self._schedule_decodes(in_line, budget, chunks)
-        self._schedule_prefills(in_line, budget, chunks)
-        self._admit(budget, chunks)
+        self._deal_out(in_line, budget, chunks)
         copies = self._blocks.take_copies()
         self.totals.block_copies += len(copies)
         return SchedulerOutput(chunks=tuple(chunks), copies=copies)
@@ -224,6 +238,19 @@ class Scheduler:
                     self._config.max_num_batched_tokens,
                 )
 
+    def _give_way(self) -> None:
+        """Preempt one request of a tenant that is ahead, if the next to be admitted is kept out."""
+        is_open = self.queues.num_tenants > 1 and self._claims.are_open(self._num_steps)
+        if not is_open or self._blocks.num_leaving():
+            return
+        claimant = self.queues.first_candidate(self._now)
+        if claimant is None or not (self._lacks_place(claimant) or self._lacks_room == claimant.request_id):
+            return
+        victim = self._claims.victim_for(claimant, self.queues.line_up(), self._num_steps)
+        if victim is not None:
+            self._claims.note_victim(victim, self._num_steps)
+            self._room.preempt(victim, for_share=True)
+
     def _schedule_decodes(
         self, in_line: abc.Sequence[SequenceGroup], budget: StepBudget, chunks: list[ScheduledChunk]
     ) -> None:
@@ -242,17 +269,20 @@ class Scheduler:
         for sequence in group.sequences:
             chunks.append(self._next_chunk(group, sequence, budget, sequence.num_tokens))
 
-    def _schedule_prefills(
+    def _deal_out(
         self, in_line: abc.Sequence[SequenceGroup], budget: StepBudget, chunks: list[ScheduledChunk]
     ) -> None:
-        """The next chunk of each prompt that is partly computed; what was just preempted has none."""
-        for group in in_line:
-            if budget.exhausted:
-                return
-            if group.status is RequestStatus.RUNNING and not group.is_decoding:
+        """The next chunk of each prompt that is partly computed, and who is admitted, in turns."""
+        self._lacks_room = None
+        turns = Turns(self.queues, in_line, self._config.max_num_seqs, self._now)
+        while not budget.exhausted and (group := turns.next()) is not None:
+            if group.status is RequestStatus.RUNNING:
                 self._schedule_prefill(group, budget, chunks)
             elif group.status is RequestStatus.RESTORING:
                 self._schedule_front(group, budget, chunks)
+            elif not self._admit(group, budget, chunks):
+                turns.stop_admitting()
+        turns.end()
 
     def _schedule_prefill(
         self, group: SequenceGroup, budget: StepBudget, chunks: list[ScheduledChunk]
@@ -263,26 +293,31 @@ class Scheduler:
             is_born = self._blocks.branch_of(sequence.sequence_id) is None
             if is_born and sequence.num_uncomputed_tokens > num_left and not budget.exhausted:
                 limit = sequence.num_tokens - num_left
-                chunks.append(self._next_chunk(group, sequence, budget, limit))
+                chunks.append(self._charged_chunk(group, sequence, budget, limit))
 
     def _schedule_front(self, group: SequenceGroup, budget: StepBudget, chunks: list[ScheduledChunk]) -> None:
         """Compute a restoring request up to where its loads begin."""
         first = group.first
         limit = self._blocks.compute_limit(first.sequence_id, first.num_computed_tokens)
         if limit > first.num_computed_tokens:
-            chunks.append(self._next_chunk(group, first, budget, limit))
+            chunks.append(self._charged_chunk(group, first, budget, limit))
 
-    def _admit(self, budget: StepBudget, chunks: list[ScheduledChunk]) -> None:
-        for group in self.queues.candidates(self._config.max_num_seqs):
-            if budget.exhausted or self._num_active() + group.num_seqs > self._config.max_num_seqs:
-                return
-            if group.status is RequestStatus.SWAPPING_OUT:
-                return  # it was preempted just now: nobody behind it gets the room it gave up
-            refusal = self._room.try_admit(group)
-            if refusal is Refusal.NO_ROOM:
-                return
-            if group.status is RequestStatus.RUNNING:
-                self._schedule_admitted(group, budget, chunks)
+    def _admit(self, group: SequenceGroup, budget: StepBudget, chunks: list[ScheduledChunk]) -> bool:
+        """Give a request its blocks and its first chunk. False: nor is there room for those behind it."""
+        if self._lacks_place(group):
+            return False
+        if group.status is RequestStatus.SWAPPING_OUT:
+            return False  # it was preempted just now: nobody behind it gets the room it gave up
+        if self._room.try_admit(group) is Refusal.NO_ROOM:
+            self._lacks_room = group.request_id
+            return False
+        self._claims.note_admission(group, self._num_steps)
+        if group.status is RequestStatus.RUNNING:
+            self._schedule_admitted(group, budget, chunks)
+        return True
+
+    def _lacks_place(self, group: SequenceGroup) -> bool:
+        return self._num_active() + group.num_seqs > self._config.max_num_seqs
 
     def _schedule_admitted(
         self, group: SequenceGroup, budget: StepBudget, chunks: list[ScheduledChunk]
@@ -301,12 +336,22 @@ class Scheduler:
             if not group.paused and group.status is not RequestStatus.SWAPPING_IN
         )
 
+    def _charged_chunk(
+        self, group: SequenceGroup, sequence: Sequence, budget: StepBudget, limit: int
+    ) -> ScheduledChunk:
+        """A chunk of a prefill, for which the tenant is charged at once: its next turn comes the later."""
+        chunk = self._next_chunk(group, sequence, budget, limit)
+        num_new = sequence.charge(chunk.start, chunk.start + len(chunk.token_ids))
+        self.queues.shares.charge(group.tenant, num_new * PROMPT_TOKEN_COST)
+        return chunk
+
     def _next_chunk(
         self, group: SequenceGroup, sequence: Sequence, budget: StepBudget, limit: int
     ) -> ScheduledChunk:
         start = sequence.num_computed_tokens
         stop = start + budget.take(limit - start)
         is_followed = stop == sequence.num_tokens and not group.generates_nothing
+        group.idle_since = self._now
         return ScheduledChunk(
             sequence_id=sequence.sequence_id,
             token_ids=sequence.token_slice(start, stop),

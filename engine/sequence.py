@@ -17,12 +17,14 @@ class Sequence:
 
     ``index`` tells it from the others of its request. ``num_known_tokens`` is how many tokens had their KV
     computed, or found, at best: what of them has to be computed again is recomputation.
+    ``num_charged_tokens`` is for how many of them the tenant was charged.
     """
 
     __slots__ = (
         "_namer",
         "block_names",
         "index",
+        "num_charged_tokens",
         "num_computed_tokens",
         "num_known_tokens",
         "output_token_ids",
@@ -39,6 +41,7 @@ class Sequence:
         self.output_token_ids: list[int] = []
         self.num_computed_tokens = 0
         self.num_known_tokens = 0
+        self.num_charged_tokens = 0
         self.block_names: list[BlockHash] = []
         self._namer = namer
 
@@ -48,6 +51,7 @@ class Sequence:
         twin.output_token_ids = self.output_token_ids.copy()
         twin.num_computed_tokens = self.num_computed_tokens
         twin.num_known_tokens = self.num_known_tokens
+        twin.num_charged_tokens = self.num_charged_tokens
         twin.block_names = self.block_names.copy()
         return twin
 
@@ -59,6 +63,17 @@ class Sequence:
     @property
     def num_uncomputed_tokens(self) -> int:
         return self.num_tokens - self.num_computed_tokens
+
+    def charge(self, start: int, stop: int) -> int:
+        """How many of the tokens ``[start, stop)`` were not charged for yet; from now on they are."""
+        num_new = max(0, stop - max(start, self.num_charged_tokens))
+        self.num_charged_tokens = max(stop, self.num_charged_tokens)
+        return num_new
+
+    def append(self, token_id: int) -> None:
+        """Its next token. Whoever is charged for that is charged for computing its KV, too."""
+        self.output_token_ids.append(token_id)
+        self.num_charged_tokens = self.num_tokens
 
     def token_slice(self, start: int, stop: int) -> abc.Sequence[int]:
         """Known tokens ``[start, stop)``. Costs their number, not the length of the history."""

@@ -46,10 +46,10 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Gauges and running totals, as of the end of a step. Totals only grow within an epoch.
 
     ``tiers`` is keyed by tier, ``transfers`` by kind of move, ``preemptions`` by ``kind/cause`` (swap or
-    recompute; pressure or slow_reader). ``blocks_in_use``: referenced blocks of all tiers, those under a
-    copy included. ``block_copies_total``: blocks copied on the device before a write. ``stalls_total``: times
-    that there was work, and all of it waited for copies. ``restore_*`` are of restores by loading alone:
-    their time, and what was predicted.
+    recompute; pressure, share or slow_reader). ``blocks_in_use``: referenced blocks of all tiers, those under
+    a copy included. ``block_copies_total``: blocks copied on the device before a write. ``stalls_total``:
+    times that there was work, and all of it waited for copies. ``restore_*`` are of restores by loading
+    alone: their time, and what was predicted.
     """
 
     num_running: int = 0

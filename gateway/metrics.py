@@ -214,7 +214,7 @@ def _preemptions(preemptions: dict[str, int]) -> Metric:
         "tidegate_preemptions", "Preempted sequences, by kind and cause.", labels=["kind", "cause"]
     )
     for kind in ("swap", "recompute"):
-        for cause in ("pressure", "slow_reader"):
+        for cause in ("pressure", "share", "slow_reader"):
             family.add_metric([kind, cause], preemptions.get(f"{kind}/{cause}", 0))
     return family
 

@@ -24,6 +24,7 @@ GATEWAY_MAY_USE = {"engine.messages", "engine.stats", "engine.client", "engine.c
 TORCH_FREE_ENGINE = (
     "messages", "stats", "config", "schedule", "request", "budget", "queues", "accounting", "recount",
     "scheduler", "sequence", "beam", "histories", "results", "room", "scoring", "reports",
+    "fairness", "line", "turns", "claims",
     "core", "grammar_errors", "grammar_room", "wire", "watchdog", "connection", "client", "process", "link",
 )  # fmt: skip
 DECIDERS = (
@@ -31,6 +32,7 @@ DECIDERS = (
     "engine.grammar_errors", "engine.grammar_room",
     "engine.sequence", "engine.beam", "engine.histories", "engine.results", "engine.room",
     "engine.scoring", "engine.reports",
+    "engine.fairness", "engine.line", "engine.turns", "engine.claims",
     "engine.wire", "engine.queues", "engine.accounting", "engine.recount", "tiering.block_pool",
     "tiering.block_manager",
     "tiering.tiers", "tiering.planner", "tiering.loads", "tiering.parking", "tiering.restore",
@@ -42,7 +44,7 @@ DECIDERS = (
     "gateway.detokenizer", "gateway.stop_matcher", "gateway.answer", "gateway.mailbox", "gateway.errors",
     "gateway.cors", "gateway.connection_limits",
     "gateway.openai.wire", "gateway.openai.choices", "gateway.openai.ranges",
-    "gateway.openai.harmless", "gateway.openai.prompts",
+    "gateway.openai.harmless", "gateway.openai.prompts", "gateway.openai.service",
     "gateway.openai.structured", "gateway.openai.validated", "gateway.openai.answers",
     "gateway.openai.completions", "gateway.openai.notes", "gateway.openai.schemas",
     "gateway.tenants", "gateway.limits", "gateway.service_rate",

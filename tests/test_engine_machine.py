@@ -2,7 +2,8 @@
 
 Requests have one sequence or several, drawn or searched for, and branch off one another. After every step
 everything is recounted, and each sequence's tokens are compared with what the fake model says when
-nothing is shared, preempted, moved, lost or evicted. Copies are late, early, out of order, and fail. A
+nothing is shared, preempted, moved, lost or evicted. Tenants of several weights, and classes of requests,
+compete for places and blocks. Copies are late, early, out of order, and fail. A
 restart keeps the disk and nothing else.
 """
 
@@ -28,6 +29,7 @@ from tiering.policies.registry import EVICTION, RESTORE, WRITE
 from tiering.types import BlockHash
 
 MAX_LIVE = 12
+TENANTS = (("", 1.0), ("b", 1.0), ("c", 3.0), ("d", 0.25))
 SHARED_PREFIX = [(i * 11) % 1000 for i in range(40)]
 
 
@@ -44,6 +46,7 @@ class EngineMachine(RuleBasedStateMachine):
     num_born = 0  # sequences that shared anew what was computed anew
     num_errors = 0
     num_scored = 0  # prompts with log probabilities that were preempted when some of these were found
+    num_share_preemptions = 0  # for the share of another tenant
 
     @initialize(
         num_blocks=st.integers(6, 16),
@@ -53,6 +56,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(2, 6),
         extra_tokens=st.integers(0, 20),
         prefix_caching=st.booleans(),
+        quantum_steps=st.sampled_from([0.0, 0.5, 2.0]),
         eviction=st.sampled_from(sorted(EVICTION)),
         write=st.sampled_from(sorted(WRITE)),
         restore=st.sampled_from(sorted(RESTORE)),
@@ -110,11 +114,16 @@ class EngineMachine(RuleBasedStateMachine):
         salt: bytes,
         priority: int = 0,
         expected_return_s: float | None = None,
+        payer: int = 0,
         **sampling: object,
     ) -> None:
+        """``payer``: the tenant that is served, apart from whose cache it is."""
         asked = SamplingParams(max_tokens=max_tokens, **{"seed": 0, **sampling})  # type: ignore[arg-type]
         name = self.note(prompt, asked)
-        self.engine.add(name, prompt, max_tokens, salt, priority, expected_return_s, **sampling)
+        tenant, weight = TENANTS[payer]
+        self.engine.add(
+            name, prompt, max_tokens, salt, priority, expected_return_s, tenant, weight, **sampling
+        )
 
     def note(self, prompt: list[int], sampling: SamplingParams) -> str:
         name = f"r{self.num_added}"
@@ -132,6 +141,7 @@ class EngineMachine(RuleBasedStateMachine):
         priority=st.integers(0, 1),
         expected_return_s=st.sampled_from([None, 5.0, 500.0]),
         prompt_logprobs=st.sampled_from([None, None, 0, 2]),
+        payer=st.integers(0, len(TENANTS) - 1),
     )
     def add(self, shared: int, own: int, max_tokens: int, tenant: bool, **more: object) -> None:
         prompt = self.new_prompt(shared, own)
@@ -142,11 +152,25 @@ class EngineMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.live) < MAX_LIVE)
     @rule(
+        payer=st.integers(0, len(TENANTS) - 1),
+        count=st.integers(2, 6),
+        max_tokens=st.integers(8, 48),
+        priority=st.integers(0, 1),
+    )
+    def flood(self, payer: int, count: int, max_tokens: int, priority: int) -> None:
+        """One tenant takes all places, and then another one comes."""
+        for who in (*[payer] * count, (payer + 1) % len(TENANTS)):
+            self.add_prompt(self.new_prompt(3, 2), max_tokens, b"a", priority, payer=who)
+        self.step(10)
+
+    @precondition(lambda self: len(self.live) < MAX_LIVE)
+    @rule(
         shared=st.integers(0, 24),
         own=st.integers(1, 3),
         max_tokens=st.integers(1, 16),
         n=st.integers(2, 4),
         priority=st.integers(0, 1),
+        payer=st.integers(0, len(TENANTS) - 1),
         seed=st.integers(0, 3),
         stops=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 16)), max_size=2),
         prompt_logprobs=st.sampled_from([None, None, 1]),
@@ -157,10 +181,10 @@ class EngineMachine(RuleBasedStateMachine):
         own: int,
         max_tokens: int,
         n: int,
-        priority: int,
         seed: int,
         stops: list[tuple[int, int]],
         prompt_logprobs: int | None,
+        **who: int,
     ) -> None:
         """``stops``: samples that end by themselves, each with a stop token that only it is to meet."""
         prompt = self.new_prompt(shared, own)
@@ -170,10 +194,10 @@ class EngineMachine(RuleBasedStateMachine):
             max_tokens,
             b"a",
             n=n,
-            priority=priority,
             seed=seed,
             stop_token_ids=ends,
             prompt_logprobs=prompt_logprobs,
+            **who,
         )
 
     @precondition(lambda self: len(self.live) < MAX_LIVE)
@@ -184,6 +208,7 @@ class EngineMachine(RuleBasedStateMachine):
         n=st.integers(1, 4),
         early_stopping=st.sampled_from([False, True, "never"]),
         prompt_logprobs=st.sampled_from([None, None, 1]),
+        payer=st.integers(0, len(TENANTS) - 1),
     )
     def add_beams(
         self,
@@ -193,10 +218,13 @@ class EngineMachine(RuleBasedStateMachine):
         n: int,
         early_stopping: bool,
         prompt_logprobs: int | None,
+        payer: int,
     ) -> None:
         prompt = self.new_prompt(shared, 1)
         beam = BeamParams(width, 1.0, early_stopping)
-        self.add_prompt(prompt, max_tokens, b"a", n=min(n, width), beam=beam, prompt_logprobs=prompt_logprobs)
+        self.add_prompt(
+            prompt, max_tokens, b"a", n=min(n, width), beam=beam, prompt_logprobs=prompt_logprobs, payer=payer
+        )
 
     @precondition(lambda self: len(self.live) < MAX_LIVE)
     @rule(
@@ -204,14 +232,15 @@ class EngineMachine(RuleBasedStateMachine):
         max_tokens=st.integers(0, 4),
         num_top=st.integers(0, 2),
         num_steps=st.integers(1, 3),
+        payer=st.integers(0, len(TENANTS) - 1),
     )
     def add_and_preempt_in_mid_prompt(
-        self, shared: int, max_tokens: int, num_top: int, num_steps: int
+        self, shared: int, max_tokens: int, num_top: int, num_steps: int, payer: int
     ) -> None:
         """A request whose prompt is scored, preempted when some of it is found and some is not."""
         prompt = self.new_prompt(shared, 1)
         name = f"r{self.num_added}"
-        self.add_prompt(prompt, max_tokens, b"a", prompt_logprobs=num_top)
+        self.add_prompt(prompt, max_tokens, b"a", prompt_logprobs=num_top, payer=payer)
         self.step(num_steps)
         group = self.engine.scheduler.queues.running.get(name)
         scoring = None if group is None else group.scoring
@@ -394,6 +423,8 @@ class EngineMachine(RuleBasedStateMachine):
                 assert self.engine.ended[name, index] is reason
                 EngineMachine.num_stopped += stop is not None and sampling.n > 1
         EngineMachine.num_errors += len(self.engine.errors)
+        preemptions = self.engine.scheduler.totals.preemptions
+        EngineMachine.num_share_preemptions += preemptions["swap/share"] + preemptions["recompute/share"]
         EngineMachine.num_copied += self.engine.scheduler.totals.block_copies
 
 
@@ -415,6 +446,7 @@ def test_random_lives() -> None:
     assert EngineMachine.num_copied > 3000
     assert EngineMachine.num_born > 150
     assert EngineMachine.num_scored > 150
+    assert EngineMachine.num_share_preemptions > 1000
 
 
 @pytest.mark.slow

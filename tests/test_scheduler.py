@@ -7,8 +7,7 @@ import dataclasses
 import pytest
 
 from engine.messages import FinishReason
-from engine.request import RequestEvent, SequenceGroup
-from engine.room import MAX_PREEMPTIONS
+from engine.request import MAX_PREEMPTIONS, RequestEvent, SequenceGroup
 from tests.support.fake_kv import expected_tokens
 from tests.support.small_engine import SmallEngine
 from tiering.hashing import BlockNamer
@@ -198,7 +197,7 @@ def test_the_latest_arrival_is_preempted_and_parked_ones_come_before_waiting_one
 
 @pytest.mark.parametrize("bound", [1, 2, MAX_PREEMPTIONS])
 def test_preemptions_per_request_are_bounded(bound: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.room.MAX_PREEMPTIONS", bound)
+    monkeypatch.setattr("engine.request.MAX_PREEMPTIONS", bound)
     engine = SmallEngine(num_blocks=12, max_num_seqs=8)
     for i in range(24):
         engine.add(f"r{i}", prompt(i, 6), max_tokens=40)

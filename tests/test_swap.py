@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.request import RequestStatus
-from engine.room import MAX_PREEMPTIONS
+from engine.request import MAX_PREEMPTIONS, RequestStatus
 from tests.support.fake_kv import expected_tokens
 from tests.support.small_engine import SmallEngine
 from tiering.movers.base import Mischief

@@ -39,6 +39,7 @@ async def test_every_name_is_there(make_house: Make) -> None:
         "tidegate_recomputed_tokens_total{}",
         "tidegate_kv_block_copies_total{}",
         "tidegate_preemptions_total{cause=pressure,kind=recompute}",
+        "tidegate_preemptions_total{cause=share,kind=recompute}",
         "tidegate_preemptions_total{cause=slow_reader,kind=swap}",
         "tidegate_kv_transfer_bytes_total{kind=swap_out}",
         "tidegate_kv_transfer_seconds_count{kind=swap_in}",

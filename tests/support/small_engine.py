@@ -105,6 +105,7 @@ class SmallEngine:
         max_model_len: int | None = None,
         stop_token_ids: tuple[int, ...] = (),
         prefix_caching: bool = True,
+        quantum_steps: float = 2.0,
         backend: Backend | None = None,
         compiler: Compiler | None = None,
     ) -> None:
@@ -136,6 +137,7 @@ class SmallEngine:
             max_model_len=window,
             stop_token_ids=stop_token_ids,
             cache_secret=b"secret",
+            quantum_steps=quantum_steps,
         )
         self.scheduler = Scheduler(config, self.blocks)
         self._num_steps = 0
@@ -202,6 +204,8 @@ class SmallEngine:
         salt: bytes = b"",
         priority: int = 0,
         expected_return_s: float | None = None,
+        tenant: str = "",
+        weight: float = 1.0,
         **sampling: object,
     ) -> None:
         params = SamplingParams(max_tokens=max_tokens, **{"seed": 0, **sampling})  # type: ignore[arg-type]
@@ -211,6 +215,8 @@ class SmallEngine:
                 prompt_token_ids=tuple(prompt),
                 sampling=params,
                 cache_salt=salt,
+                tenant=tenant,
+                weight=weight,
                 priority=priority,
                 expected_return_s=expected_return_s,
             )
