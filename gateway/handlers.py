@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack
 from typing import Protocol, TypeVar
 
 from aiohttp import web
+from msgspec import UNSET
 
 from engine.messages import AddRequest, FinishReason, PromptLogprobs
 from gateway.answer import Piece
@@ -149,7 +150,15 @@ class _Answering:
         self._record = record
         self._visitor = _known_visitor(http)
         self._id = endpoint.id_prefix + uuid.uuid4().hex
-        identity = Identity(self._id, int(time.time()), request.model, gateway.model.fingerprint)
+        allows_priority = self._visitor.tenant.allows_priority
+        self._service = request.service if allows_priority else request.service.without_priority()
+        identity = Identity(
+            self._id,
+            int(time.time()),
+            request.model,
+            gateway.model.fingerprint,
+            self._service.tier.value if self._service.is_told else UNSET,
+        )
         self._format = endpoint.answer(request, identity)
         self._headers: dict[str, str] = {}
         if request.clamped_from is not None:
@@ -166,6 +175,7 @@ class _Answering:
                 cache_salt=tenant.cache_salt,
                 tenant=tenant.name,
                 weight=tenant.weight,
+                priority=self._service.engine_priority,
             )
             for number, prompt in enumerate(self._request.prompts)
         ]

@@ -161,7 +161,7 @@ class EngineMachine(RuleBasedStateMachine):
         """One tenant takes all places, and then another one comes."""
         for who in (*[payer] * count, (payer + 1) % len(TENANTS)):
             self.add_prompt(self.new_prompt(3, 2), max_tokens, b"a", priority, payer=who)
-        self.step(10)
+        self.step(6)
 
     @precondition(lambda self: len(self.live) < MAX_LIVE)
     @rule(

@@ -45,12 +45,13 @@ class Usage(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Fields that every chunk of an answer repeats."""
+    """Fields that every chunk of an answer repeats. ``service_tier`` is that which was used."""
 
     id: str
     created: int
     model: str
     fingerprint: str
+    service_tier: str | UnsetType = UNSET
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,7 @@ class ChatAnswer(msgspec.Struct, kw_only=True):
     created: int
     model: str
     system_fingerprint: str
+    service_tier: str | UnsetType = UNSET
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: list[ShownLogprobs | None] | UnsetType = UNSET
@@ -118,6 +119,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     created: int
     model: str
     system_fingerprint: str
+    service_tier: str | UnsetType = UNSET
     choices: list[ChunkChoice]
     usage: Usage | UnsetType | None = UNSET
 
@@ -174,6 +176,7 @@ class ChatFormat:
                 created=who.created,
                 model=who.model,
                 system_fingerprint=who.fingerprint,
+                service_tier=who.service_tier,
                 choices=shown,
                 usage=usage,
                 prompt_logprobs=self._prompt_logprobs(choices[0]),
@@ -247,6 +250,7 @@ class ChatFormat:
                 created=who.created,
                 model=who.model,
                 system_fingerprint=who.fingerprint,
+                service_tier=who.service_tier,
                 choices=choices,
                 usage=usage,
             )

@@ -91,6 +91,7 @@ class Completion(msgspec.Struct, kw_only=True):
     created: int
     model: str
     system_fingerprint: str
+    service_tier: str | UnsetType = UNSET
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
 
@@ -224,6 +225,7 @@ class CompletionFormat:
                 created=who.created,
                 model=who.model,
                 system_fingerprint=who.fingerprint,
+                service_tier=who.service_tier,
                 choices=choices,
                 usage=usage,
             )

@@ -30,6 +30,7 @@ from gateway.openai.ranges import (
     MIN_SEED,
     check_count,
 )
+from gateway.openai.service import DEFAULT_SERVICE, Service, check_service
 from gateway.openai.structured import check_structured
 from gateway.openai.wire import GenerationFields, StreamOptions
 from gateway.reading import Reading
@@ -103,6 +104,7 @@ class GenerationRequest:
     keeps_stop: bool = False
     clamped_from: int | None = None
     is_open_ended: bool = False
+    service: Service = DEFAULT_SERVICE
     reading: Reading | None = None
     prompt_logprobs: int | None = None
     names_special: bool = False
@@ -149,6 +151,7 @@ class CheckedFields:
     prompt_logprobs: int | None
     names_special: bool
     continuous_usage: bool
+    service: Service
 
     @property
     def num_least(self) -> int:
@@ -194,6 +197,7 @@ def check_fields(
         prompt_logprobs=prompt_logprobs,
         names_special=wire.skip_special_tokens is False,
         continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
+        service=check_service(wire),
     )
 
 
@@ -240,6 +244,7 @@ def complete(
         keeps_stop=checked.keeps_stop,
         clamped_from=wanted if wanted is not None and wanted > min(rooms) else None,
         is_open_ended=wanted is None,
+        service=checked.service,
         reading=reading,
         prompt_logprobs=checked.prompt_logprobs,
         names_special=checked.names_special,

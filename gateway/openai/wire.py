@@ -26,6 +26,7 @@ from gateway.openai.ranges import (
     MAX_METADATA_KEY,
     MAX_METADATA_VALUE,
     MAX_NAME_CHARS,
+    MAX_PRIORITY,
     MAX_SEED,
     MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
@@ -108,6 +109,10 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     use_beam_search: bool | None = None
     length_penalty: Annotated[float | None, LENGTH_PENALTY] = None
     early_stopping: bool | Annotated[str, one_of(["never"])] | None = None
+    service_tier: Annotated[str, one_of(("auto", "default", "flex", "priority"))] | None = None
+    priority: Annotated[int | None, told("The lower first.", minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY)] = (
+        None
+    )
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
@@ -128,15 +133,10 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     store: bool | None = None  # without effect, as those above
     spaces_between_special_tokens: bool | None = None  # without effect
     parallel_tool_calls: bool | None = None  # works in chats
-    # accepted at the values in NEUTRAL only
-    service_tier: Any = None
-    priority: Any = None
 
 
 # Values at which a parameter that we do not support changes nothing, beside null.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "service_tier": ("auto", "default"),
-    "priority": (0,),
     # completions
     "suffix": ("",),
     # chat

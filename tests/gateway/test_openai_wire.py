@@ -89,9 +89,8 @@ def test_a_long_unknown_name_is_clipped() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("modalities", ["audio"]), ("audio", {}),
-        ("service_tier", "flex"), ("chat_template", "x"),
-        ("web_search_options", {}), ("verbosity", "low"), ("priority", 3),
+        ("modalities", ["audio"]), ("audio", {}), ("chat_template", "x"),
+        ("web_search_options", {}), ("verbosity", "low"),
     ],
 )  # fmt: skip
 def test_what_is_not_supported_is_refused_by_name(name: str, value: Any) -> None:

@@ -10,7 +10,9 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel
 
 # What we tell beyond OpenAI's fields.
-OURS = {"max_model_len", "capabilities", "reasoning_content", "reasoning", "prompt_logprobs"}
+OURS = {
+    "max_model_len", "capabilities", "reasoning_content", "reasoning", "prompt_logprobs", "service_tier",
+}  # fmt: skip
 
 
 def check_answer(path: str, answer: Any) -> None:
