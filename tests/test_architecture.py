@@ -18,7 +18,7 @@ ALLOWED = {
     "engine": {"engine", "tiering"},
     "gateway": {"gateway", "engine"},
     "loadtest": {"loadtest", "engine", "tiering"},
-    "benchmarks": {"benchmarks", "engine", "tiering", "loadtest"},
+    "benchmarks": {"benchmarks", "gateway", "engine", "tiering", "loadtest"},
 }
 GATEWAY_MAY_USE = {"engine.messages", "engine.stats", "engine.client", "engine.config", "engine.process"}
 TORCH_FREE_ENGINE = (
@@ -26,6 +26,7 @@ TORCH_FREE_ENGINE = (
     "scheduler", "sequence", "beam", "histories", "results", "room", "scoring", "reports",
     "fairness", "line", "turns", "claims",
     "core", "grammar_errors", "grammar_room", "wire", "watchdog", "connection", "client", "process", "link",
+    "scripted",
 )  # fmt: skip
 DECIDERS = (
     "engine.request", "engine.budget", "engine.scheduler", "engine.schedule", "engine.watchdog",
@@ -109,6 +110,8 @@ def test_arrows_between_packages(name: str) -> None:
     assert {imported.partition(".")[0] for imported in ours(name)} <= ALLOWED[package]
     if package == "loadtest" and name != "loadtest.simulate":  # the rest knows a server by HTTP only
         assert {imported.partition(".")[0] for imported in ours(name)} == {"loadtest"} or not ours(name)
+    if package == "benchmarks" and name != "benchmarks.scripted_server":  # nor does what measures it
+        assert not any(imported.startswith("gateway") for imported in ours(name))
     if package == "gateway":
         from_engine = {i for i in ours(name) if i.startswith("engine.")}
         assert from_engine <= GATEWAY_MAY_USE

@@ -15,10 +15,10 @@ from typing import Any
 import aiohttp
 
 from engine.messages import AddRequest, EngineInfo
+from engine.scripted import Script, ScriptedEngine
 from gateway.app import running_site
 from gateway.listeners import base_url, bound_listeners
 from gateway.state import Gateway, GatewaySettings, open_gateway
-from tests.support.scripted_engine import Script, ScriptedEngine
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] + '' }}<|im_end|>\n{% endfor %}"

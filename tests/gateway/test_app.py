@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from engine.scripted import Script, ScriptedEngine
 from gateway.app import serve
 from gateway.detokenizer import UnsupportedTokenizerError
 from gateway.listeners import bound_listeners
 from gateway.state import GatewaySettings
 from tests.gateway.house import House, engine_info, raw_client, text_ids, until
-from tests.support.scripted_engine import Script, ScriptedEngine
 
 Make = Callable[..., Any]
 ENDLESS = Script(token_ids=text_ids("abcdefgh"), endless=True)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from engine.messages import AddRequest, FinishReason, SamplingParams
+from engine.scripted import Script, ScriptedEngine
 from gateway.answer import Piece
 from gateway.detokenizer import build_token_table
 from gateway.generation import Generation
@@ -16,7 +17,6 @@ from gateway.openai.answers import Usage, join
 from gateway.openai.validated import GenerationRequest, Prompt
 from gateway.token_stream import TokenStream
 from tests.gateway.house import IM_END, engine_info, text_ids
-from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.support.tiny_tokenizers import byte_level
 
 TABLE = build_token_table(json.loads(byte_level().to_str()))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.scripted import Script
 from tests.gateway.house import House, raw_client, text_ids, until
-from tests.support.scripted_engine import Script
 
 Make = Callable[..., Any]
 

@@ -9,8 +9,8 @@ from typing import Any
 import openai
 import pytest
 
+from engine.scripted import Script
 from tests.gateway.house import House, text_ids
-from tests.support.scripted_engine import Script
 
 Make = Callable[..., Any]
 USER: Any = [{"role": "user", "content": "Hi"}]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from engine.scripted import Script
 from tests.gateway.house import House, text_ids
-from tests.support.scripted_engine import Script
 
 Make = Callable[..., Awaitable[House]]
 

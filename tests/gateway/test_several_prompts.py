@@ -10,9 +10,9 @@ import pytest
 
 from engine.client import EngineBusyError
 from engine.messages import AddRequest
+from engine.scripted import Script
 from tests.gateway.house import House, text_ids
 from tests.gateway.test_several_choices import streamed, texts
-from tests.support.scripted_engine import Script
 
 Make = Callable[..., Awaitable[House]]
 

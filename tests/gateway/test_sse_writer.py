@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from engine.scripted import Script
 from gateway.mailbox import StreamLimits
 from tests.gateway.house import House, raw_client, text_ids, until
-from tests.support.scripted_engine import Script
 
 Make = Callable[..., Any]
 ENDLESS = Script(token_ids=text_ids("abcdefgh"), endless=True)

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from engine.messages import AddRequest, SamplingParams
+from engine.scripted import Script, ScriptedEngine
 from gateway.mailbox import SHUTDOWN, StreamFailedError, StreamLimits
 from gateway.state import GatewaySettings, OpenStreams, open_gateway
 from gateway.token_stream import TokenStream
 from tests.gateway.house import engine_info
-from tests.support.scripted_engine import Script, ScriptedEngine
 
 
 @pytest.fixture

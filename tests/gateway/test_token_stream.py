@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from engine.messages import AddRequest, SamplingParams
+from engine.scripted import Script, ScriptedEngine
 from gateway.mailbox import (
     TOO_SLOW,
     FailureKind,
@@ -16,7 +17,6 @@ from gateway.mailbox import (
 )
 from gateway.token_stream import TokenStream
 from tests.gateway.house import engine_info
-from tests.support.scripted_engine import Script, ScriptedEngine
 
 LIMITS = StreamLimits(high_units=4, hard_units=16, pause_timeout_s=30)
 

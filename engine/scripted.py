@@ -1,4 +1,4 @@
-"""An engine that says what it is told to: the double behind every gateway test.
+"""An engine that says what it is told to: the double behind the gateway's tests and benchmarks.
 
 Runs on the event loop, in one task that ``close`` cancels and awaits. It keeps the contract of
 ``engine.client.Engine``: one report per step for all requests, first come first served into a batch

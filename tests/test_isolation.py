@@ -1,0 +1,41 @@
+"""What one client's worst does to the streams of others, bounded; ``benchmarks.isolation`` is the whole.
+
+Each disturbance comes twice, and the milder round counts: what the gateway does to the streams it does every
+time, other load on the machine does not. The limit is a multiple of the pace in the quiet of the same run.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from benchmarks.disturbances import DISTURBANCES, many_clients
+from benchmarks.isolation import ARRIVAL, DEPARTURE, Measurement, measure
+
+STEP_S = 0.02
+PATIENCE = 6  # times the usual gap
+NAMES = [name for name in DISTURBANCES if name not in ("256k-token prompt of ids", "64 MiB body")]
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def measured() -> Measurement:
+    return measure(
+        {name: DISTURBANCES[name] for name in NAMES},
+        num_streams=20,
+        step_s=STEP_S,
+        rounds=2,
+        crowd=partial(many_clients, number=300),
+    )
+
+
+@pytest.mark.parametrize("name", [*NAMES, ARRIVAL, DEPARTURE])
+@pytest.mark.case("C16")
+@pytest.mark.case("E4")
+@pytest.mark.case("E16")
+def test_the_streams_of_others_keep_their_pace(measured: Measurement, name: str) -> None:
+    usual_ms = 1000 * STEP_S + measured.quiet(name).median
+    found = measured.mildest(name)
+    assert 1000 * STEP_S + found.max < PATIENCE * usual_ms
+    assert found.health_max < PATIENCE * usual_ms
