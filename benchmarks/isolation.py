@@ -1,8 +1,8 @@
 """What one client's worst does to the streams of others: ``python -m benchmarks.isolation``.
 
 Streams at a fixed pace run in a gateway over the scripted engine, and are read by a process that does nothing
-else. A disturbance and as long a time of quiet take turns. A gap is the time between two arrivals on one; what
-counts is by how much it exceeds the time of a step, next to the same figure for the quiet.
+else. A disturbance and as long a time of quiet take turns. A gap is the time between two arrivals on one;
+what counts is by how much it exceeds the time of a step, next to the same figure for the quiet.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ class Script:
     token that ends the sequence. ``endless`` repeats them until ``max_tokens``. ``fail_after`` ends
     with ERROR after that many tokens, ``refusal`` with ERROR and that sentence, the request being at fault,
     before the first. ``prefill_steps`` pass before the first token. ``others`` are those of
-    the second and later sequences of a request; the last one counts for all that follow.
+    the second and later sequences of a request; the last one counts for all that follow. ``top`` are the
+    alternatives of every position, or with ``tops`` each has its own.
     """
 
     token_ids: Sequence[int]
@@ -56,6 +57,7 @@ class Script:
     prefill_steps: int = 0
     num_cached_tokens: int = 0
     top: Sequence[tuple[int, float]] = ((1, -0.5), (2, -1.5))
+    tops: Sequence[Sequence[tuple[int, float]]] = ()
     logprob: float = -0.25
     others: Sequence[Script] = ()
 
@@ -336,7 +338,7 @@ class ScriptedEngine:
         return TokenDelta(
             request_id,
             tuple(ids),
-            _logprobs(ids, script, sampling.logprobs),
+            _logprobs(ids, start, script, sampling.logprobs),
             finish,
             stop,
             script.num_cached_tokens if start == 0 else 0,
@@ -365,9 +367,13 @@ def _prompt_logprobs(running: _Running) -> PromptLogprobs | None:
     return None if num_top is None else running.script.score(prompt, num_top)
 
 
-def _logprobs(ids: Sequence[int], script: Script, num_top: int | None) -> tuple[TokenLogprobs, ...] | None:
+def _logprobs(
+    ids: Sequence[int], start: int, script: Script, num_top: int | None
+) -> tuple[TokenLogprobs, ...] | None:
     if num_top is None:
         return None
+    tops = script.tops or (script.top,)
     return tuple(
-        TokenLogprobs(script.logprob - i / 1000, tuple(script.top[:num_top])) for i, _ in enumerate(ids)
+        TokenLogprobs(script.logprob - i / 1000, tuple(tops[(start + i) % len(tops)][:num_top]))
+        for i, _ in enumerate(ids)
     )

@@ -26,6 +26,7 @@ def assert_samples(
 # ---- samples ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("B6")
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 13])
 @pytest.mark.parametrize("prefix_caching", [True, False])
 def test_each_sample_gets_what_it_would_get_alone(length: int, prefix_caching: bool) -> None:

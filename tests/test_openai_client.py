@@ -199,6 +199,7 @@ def test_usage_reports_true_cache_hits(client: OpenAI, model: str) -> None:
     assert 0 < cached < second.usage.prompt_tokens
 
 
+@pytest.mark.case("E1")
 def test_leaving_a_stream_early_frees_the_engine(server: Server, client: OpenAI, model: str) -> None:
     stream = client.completions.create(
         model=model, prompt="Once upon a time", max_tokens=1500, stream=True, extra_body={"ignore_eos": True}

@@ -287,6 +287,8 @@ def test_recomputed_tokens_are_counted_apart_from_hits() -> None:
 # ---- abort, pause --------------------------------------------------------------------------------
 
 
+@pytest.mark.case("E2")
+@pytest.mark.case("E4")
 @pytest.mark.parametrize("steps_before", range(8))
 def test_abort_in_any_state_frees_everything(steps_before: int) -> None:
     engine = SmallEngine(num_blocks=8, max_num_batched_tokens=8)
@@ -302,6 +304,7 @@ def test_abort_in_any_state_frees_everything(steps_before: int) -> None:
     engine.assert_idle()
 
 
+@pytest.mark.case("E4")
 def test_abort_of_an_unknown_or_finished_request_is_ignored() -> None:
     engine = SmallEngine()
     engine.add("a", prompt(1, 3), max_tokens=1)

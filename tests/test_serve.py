@@ -160,6 +160,7 @@ def test_terminal_chat_starts_its_own_server_and_answers(monkeypatch: pytest.Mon
 # ---- ends ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("E13")
 def test_sigterm_lets_streams_finish_and_refuses_new_requests() -> None:
     with running_server(*SMALL) as server:
         stream = Background(server, stream_body(max_tokens=300))
@@ -204,6 +205,7 @@ def test_a_signal_while_loading_ends_at_once() -> None:
     assert b"Traceback" not in errors
 
 
+@pytest.mark.case("E13")
 def test_a_drain_has_a_limit_and_ends_what_is_left_in_band() -> None:
     with running_server(*SMALL, "--drain-timeout", "0.5") as server:
         stream = Background(server, stream_body())
@@ -214,6 +216,7 @@ def test_a_drain_has_a_limit_and_ends_what_is_left_in_band() -> None:
     assert "error" in json.loads(lines[-2][6:])
 
 
+@pytest.mark.case("A12")
 def test_engine_death_ends_every_stream_in_band_and_is_logged() -> None:
     with running_server(*SMALL) as server:
         streams = [Background(server, stream_body()) for _ in range(3)]
@@ -239,6 +242,7 @@ def test_the_engine_leaves_with_its_server() -> None:
     raise AssertionError("the engine outlived its server")
 
 
+@pytest.mark.case("E14")
 def test_a_frozen_engine_shows_in_health_and_recovers() -> None:
     with running_server(*SMALL, "--stall-timeout", "1") as server:
         stream = Background(server, stream_body(max_tokens=300))
@@ -278,6 +282,8 @@ async def _one(session: aiohttp.ClientSession, server: Server, index: int, rng: 
         return "dropped"
 
 
+@pytest.mark.case("E4")
+@pytest.mark.case("E9")
 async def test_a_thousand_short_requests_a_third_dropped_leave_nothing_behind() -> None:
     with running_server(*SMALL, "--max-num-seqs", "32", "--max-waiting", "200") as server:
         before = server.integrity()["stats"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,6 +38,7 @@ def run(
     return [*pieces, answer.finish()]
 
 
+@pytest.mark.case("A3")
 @given(IDS, STOPS, st.integers(0, 4), st.data())
 def test_the_text_depends_on_neither_portions_nor_logprobs(
     ids: list[int], stops: list[str], min_tokens: int, data: st.DataObject
@@ -48,6 +50,7 @@ def test_the_text_depends_on_neither_portions_nor_logprobs(
         assert join(pieces).text == whole
 
 
+@pytest.mark.case("B8")
 @given(IDS, STOPS, st.data())
 def test_tokens_join_to_the_text_in_every_piece(
     ids: list[int], stops: list[str], data: st.DataObject
@@ -74,6 +77,7 @@ def test_the_token_in_which_a_stop_string_begins_is_cut() -> None:
     assert [(entry.text, entry.raw) for entry in piece.entries] == [("Hel", b"Hel")]
 
 
+@pytest.mark.case("A6")
 def test_a_character_cut_by_the_end_is_dropped_with_its_tokens() -> None:
     piece = join(run([97, 0xF0, 0x9F], [], [], True))
     assert piece.text == "a"

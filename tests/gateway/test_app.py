@@ -134,8 +134,8 @@ async def test_an_unforeseen_error_is_a_500_without_details(
 # ---- draining ------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("E13")
 async def test_draining_lets_streams_finish_and_refuses_new_requests(make_house: Make) -> None:
-    """E13"""
     house: House = await make_house(step_s=0.005)
     house.script(*[Script(token_ids=text_ids("x" * 30), stop_token_id=266)] * 20)
     asks = [asyncio.create_task(house.complete(stream=i % 2 == 0)) for i in range(20)]
@@ -153,6 +153,7 @@ async def test_draining_lets_streams_finish_and_refuses_new_requests(make_house:
     await house.idle()
 
 
+@pytest.mark.case("E13")
 async def test_what_does_not_finish_in_time_is_ended_in_band(make_house: Make) -> None:
     house: House = await make_house(step_s=0.002, info={"max_model_len": 1_000_000})
     house.script(*[ENDLESS] * 3)
@@ -239,8 +240,9 @@ async def test_head_is_get_without_the_body(make_house: Make, path: str) -> None
     assert head.headers["content-type"] == get.headers["content-type"]
 
 
+@pytest.mark.case("E11")
 async def test_while_draining_every_answer_ends_its_connection(make_house: Make) -> None:
-    """E11: a pool does not send its next request into a connection that is about to close."""
+    """A pool does not send its next request into a connection that is about to close."""
     house: House = await make_house()
     await house.gateway.drain(0)
     for path in ("/health", "/version", "/nowhere"):

@@ -29,6 +29,7 @@ def decode(table: TokenTable, ids: list[int]) -> list[str]:
     return [detokenizer.push(token_id) for token_id in ids]
 
 
+@pytest.mark.case("A5")
 @family
 @given(text=st.text(max_size=30))
 def test_deltas_join_to_what_was_encoded(name: str, text: str) -> None:
@@ -66,16 +67,19 @@ def test_byte_level_agrees_with_the_library(ids: list[int]) -> None:
     assert text + tail == tokenizer.decode(ids)
 
 
+@pytest.mark.case("A5")
 def test_characters_split_over_tokens_are_held() -> None:
     assert decode(TABLES["byte_level"], list("😀é".encode())) == ["", "", "", "😀", "", "é"]
 
 
+@pytest.mark.case("A8")
 def test_bytes_that_are_never_utf8_are_replaced() -> None:
     assert "".join(decode(TABLES["byte_level"], [0xFF, ord("a"), 0xC3, ord("b"), 0xF0, 0x9F, ord("c")])) == (
         "\ufffda\ufffdb\ufffdc"
     )
 
 
+@pytest.mark.case("A6")
 def test_an_incomplete_tail_is_never_shown() -> None:
     assert decode(TABLES["byte_level"], [ord("a"), 0xF0, 0x9F]) == ["a", "", ""]
 

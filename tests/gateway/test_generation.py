@@ -68,6 +68,7 @@ async def generate_several(
             return texts, [reasons[index] for index in range(n)], progress.usage
 
 
+@pytest.mark.case("B3")
 @pytest.mark.parametrize("per_step", [1, 2, 3, 7, 50])
 async def test_a_stop_string_ends_the_text_and_the_count(engine: ScriptedEngine, per_step: int) -> None:
     script = Script(token_ids=text_ids("one END two"), per_step=per_step, endless=True)
@@ -89,6 +90,7 @@ async def test_the_token_that_ends_the_sequence_counts_but_is_no_text(
     assert usage.total_tokens == 6
 
 
+@pytest.mark.case("A6")
 async def test_the_limit_inside_a_character_counts_the_tokens_and_drops_the_rest(
     engine: ScriptedEngine,
 ) -> None:

@@ -7,6 +7,7 @@ import logging
 import socket
 import struct
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -23,17 +24,22 @@ LONG = {"max_model_len": 1_000_000}
 # ---- text ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("A1")
+@pytest.mark.case("A2")
+@pytest.mark.case("A3")
+@pytest.mark.case("A5")
+@pytest.mark.case("A8")
 @pytest.mark.parametrize("endpoint", ["complete", "chat"])
 @pytest.mark.parametrize("per_step", [1, 3])
 @pytest.mark.parametrize(
     ("ids", "stop", "text"),
     [
-        ([258, *text_ids("G"), 259, *text_ids("J")], "DEFGHIJ", ""),  # A1
-        (text_ids("abDEFx"), "DE", "ab"),  # A2
-        (text_ids("tell me END of it"), [" of", "END o"], "tell me "),  # A3
+        ([258, *text_ids("G"), 259, *text_ids("J")], "DEFGHIJ", ""),
+        (text_ids("abDEFx"), "DE", "ab"),
+        (text_ids("tell me END of it"), [" of", "END o"], "tell me "),
         (text_ids("no match at all EN"), "END", "no match at all EN"),
-        (text_ids("😀漢字é"), [], "😀漢字é"),  # A5
-        ([0xFF, 97, 0xC3, 98], [], "\ufffda\ufffdb"),  # A8
+        (text_ids("😀漢字é"), [], "😀漢字é"),
+        ([0xFF, 97, 0xC3, 98], [], "\ufffda\ufffdb"),
     ],
 )
 async def test_streamed_and_plain_text_are_the_same(
@@ -48,12 +54,13 @@ async def test_streamed_and_plain_text_are_the_same(
     assert plain.text == streamed.text == text
     assert streamed.events[-1]["usage"] == plain.json["usage"]
     assert plain.json["choices"][0]["finish_reason"] == "stop"
+    assert [reason for reason in streamed.finish_reasons if reason is not None] == ["stop"]
     await house.check_alive()
 
 
+@pytest.mark.case("A6")
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_limit_inside_a_character_drops_it(make_house: Make, stream: bool) -> None:
-    """A6"""
     house: House = await make_house()
     house.say(text_ids("a😀"))
     reply = await house.complete(max_tokens=3, stream=stream)
@@ -64,19 +71,27 @@ async def test_the_limit_inside_a_character_drops_it(make_house: Make, stream: b
         assert last["usage"]["completion_tokens"] == 3
 
 
+@pytest.mark.case("A9")
+@pytest.mark.case("A10")
 @pytest.mark.parametrize("endpoint", ["complete", "chat"])
-async def test_the_finish_reason_comes_once_and_last(make_house: Make, endpoint: str) -> None:
-    """A9, A10"""
+@pytest.mark.parametrize(("max_tokens", "reason"), [(100, "stop"), (3, "length")])
+@pytest.mark.parametrize("n", [1, 3])
+async def test_the_finish_reason_comes_once_and_last(
+    make_house: Make, endpoint: str, max_tokens: int, reason: str, n: int
+) -> None:
     house: House = await make_house()
     house.say(text_ids("abc"))
-    reasons = (await getattr(house, endpoint)(stream=True)).finish_reasons
-    assert reasons[-1] == "stop"
-    assert set(reasons[:-1]) == {None}
+    events = (await getattr(house, endpoint)(stream=True, max_tokens=max_tokens, n=n)).events
+    for index in range(n):
+        mine = [choice for event in events for choice in event["choices"] if choice["index"] == index]
+        assert [choice["finish_reason"] for choice in mine] == [None] * (len(mine) - 1) + [reason]
+        assert len(mine) > 1
 
 
+@pytest.mark.case("B1")
+@pytest.mark.case("B3")
 @pytest.mark.parametrize("endpoint", ["complete", "chat"])
 async def test_usage_on_request_comes_once_without_choices(make_house: Make, endpoint: str) -> None:
-    """B1, B3"""
     house: House = await make_house()
     house.say(text_ids("x" * 100), per_step=7, num_cached_tokens=1)
     reply = await getattr(house, endpoint)(stream=True, stream_options={"include_usage": True})
@@ -107,8 +122,8 @@ async def test_a_large_plain_answer_is_complete(make_house: Make) -> None:
 # ---- headers -------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("C10")
 async def test_a_cap_that_does_not_fit_is_clamped_and_said(make_house: Make) -> None:
-    """C10"""
     house: House = await make_house()
     for stream in (False, True):
         house.say(text_ids("a"))
@@ -129,11 +144,11 @@ async def test_a_stream_says_that_it_must_not_be_buffered(make_house: Make) -> N
 # ---- failures ------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("A11")
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_failure_before_the_first_token_is_a_status(
     make_house: Make, caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
-    """A11"""
     house: House = await make_house()
     house.script(Script(token_ids=text_ids("abc"), fail_after=0))
     reply = await house.complete(stream=stream, headers={"x-request-id": "mine-1"})
@@ -146,11 +161,11 @@ async def test_a_failure_before_the_first_token_is_a_status(
     await house.check_alive()
 
 
+@pytest.mark.case("C19")
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_the_engine_finds_wrong_with_a_request_is_a_400(
     make_house: Make, caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
-    """C19"""
     caplog.set_level(logging.INFO)
     house: House = await make_house()
     house.script(Script(token_ids=text_ids("abc"), refusal="No text can satisfy the grammar." + "x" * 500))
@@ -164,8 +179,8 @@ async def test_what_the_engine_finds_wrong_with_a_request_is_a_400(
     await house.check_alive()
 
 
+@pytest.mark.case("A12")
 async def test_a_failure_in_mid_stream_is_in_band(make_house: Make, caplog: pytest.LogCaptureFixture) -> None:
-    """A12"""
     house: House = await make_house()
     house.script(Script(token_ids=text_ids("abc"), fail_after=2))
     reply = await house.chat(stream=True, headers={"x-request-id": "mine-2"})
@@ -186,11 +201,13 @@ async def test_a_failure_in_a_plain_answer_is_a_status(make_house: Make) -> None
     await house.check_alive()
 
 
+@pytest.mark.case("A13")
+@pytest.mark.case("C6")
+@pytest.mark.parametrize("endpoint", ["complete", "chat"])
 @pytest.mark.parametrize("n", [0, -1, 65, 5_000_000])
-async def test_a_bad_n_is_refused_before_the_stream(make_house: Make, n: int) -> None:
-    """A13, C6"""
+async def test_a_bad_n_is_refused_before_the_stream(make_house: Make, endpoint: str, n: int) -> None:
     house: House = await make_house()
-    reply = await house.chat(stream=True, n=n)
+    reply = await getattr(house, endpoint)(stream=True, n=n)
     assert reply.status == 400
     assert reply.error["param"] == "n"
     assert not house.engine.record.submitted
@@ -223,9 +240,10 @@ async def test_engine_death_ends_every_stream(make_house: Make, caplog: pytest.L
 # ---- keep-alives ---------------------------------------------------------------------------------
 
 
+@pytest.mark.case("E12")
 @pytest.mark.parametrize("queued", [False, True])
 async def test_comments_flow_while_nothing_else_does(make_house: Make, queued: bool) -> None:
-    """E12: while prefilling, and while waiting for a place in the batch."""
+    """While prefilling, and while waiting for a place in the batch."""
     house: House = await make_house(keepalive_s=0.03, step_s=0.005, engine_seqs=1)
     first = None
     if queued:
@@ -242,6 +260,7 @@ async def test_comments_flow_while_nothing_else_does(make_house: Make, queued: b
     await house.check_alive()
 
 
+@pytest.mark.case("A11")
 async def test_a_failure_after_a_keep_alive_is_in_band(make_house: Make) -> None:
     house: House = await make_house(keepalive_s=0.02, step_s=0.005)
     house.script(Script(token_ids=(97,), prefill_steps=20, fail_after=0))
@@ -258,10 +277,10 @@ def reset(client: RawClient) -> None:
     client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
+@pytest.mark.case("E1")
 @pytest.mark.parametrize("abruptly", [False, True])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 async def test_closing_after_the_first_chunk_aborts(make_house: Make, path: str, abruptly: bool) -> None:
-    """E1"""
     house: House = await make_house(info=LONG, step_s=0.002)
     house.script(ENDLESS)
     body = {"prompt": "Hi"} if "chat" not in path else {"messages": [{"role": "user", "content": "Hi"}]}
@@ -276,10 +295,11 @@ async def test_closing_after_the_first_chunk_aborts(make_house: Make, path: str,
     await house.check_alive()
 
 
+@pytest.mark.case("E2")
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("queued", [False, True])
 async def test_a_lost_client_is_removed_wherever_it_is(make_house: Make, stream: bool, queued: bool) -> None:
-    """E2: running and queued; a queued request is never started."""
+    """Running and queued; a queued request is never started."""
     house: House = await make_house(info=LONG, step_s=0.002, engine_seqs=1)
     hog = None
     if queued:
@@ -316,8 +336,8 @@ async def test_a_client_that_goes_while_it_sends_leaves_nothing(make_house: Make
     assert len(house.engine.record.submitted) == 1
 
 
-async def test_many_streams_closed_in_the_same_moment(make_house: Make) -> None:
-    """E4: some of them just finishing."""
+@pytest.mark.case("E4")
+async def test_streams_closed_in_every_moment_of_their_lives(make_house: Make) -> None:
     house: House = await make_house(max_waiting=1000, max_num_seqs=100, engine_seqs=100)
     number = 150
     scripts = [Script(token_ids=text_ids("ab"), endless=i % 3 > 0, stop_token_id=266) for i in range(number)]
@@ -335,12 +355,33 @@ async def test_many_streams_closed_in_the_same_moment(make_house: Make) -> None:
     await house.check_alive()
 
 
+@pytest.mark.case("E4")
+@pytest.mark.parametrize("abruptly", [False, True])
+async def test_many_streams_closed_in_the_same_moment(make_house: Make, abruptly: bool) -> None:
+    """Waiting, running, and just finishing."""
+    number = 300
+    house: House = await make_house(info=LONG, max_waiting=number, engine_seqs=100, step_s=0.001)
+    house.script(
+        *(Script(token_ids=text_ids("ab"), endless=i % 3 > 0, stop_token_id=266) for i in range(number))
+    )
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(raw_client(house)) for _ in range(number)]
+        body = {"prompt": "Hi", "stream": True, "max_tokens": 100_000}
+        await asyncio.gather(*(client.send_json("/v1/completions", body) for client in clients))
+        await until(lambda: len(house.engine.record.submitted) == number)
+        for client in clients:
+            if abruptly:
+                reset(client)
+            client.sock.close()
+    await house.check_alive()
+
+
 # ---- many clients --------------------------------------------------------------------------------
 
 
+@pytest.mark.case("E15")
 @pytest.mark.parametrize("stream", [False, True])
 async def test_past_the_bound_requests_are_refused_with_a_hint(make_house: Make, stream: bool) -> None:
-    """E15"""
     house: House = await make_house(max_num_seqs=2, max_waiting=3, engine_seqs=2, step_s=0.002)
     house.script(*[Script(token_ids=text_ids("ok"), stop_token_id=266, prefill_steps=20)] * 5)
     replies = await asyncio.gather(*(house.complete(stream=stream) for _ in range(60)))
@@ -355,8 +396,9 @@ async def test_past_the_bound_requests_are_refused_with_a_hint(make_house: Make,
     await house.check_alive()
 
 
+@pytest.mark.case("E16")
 async def test_a_giant_prompt_leaves_the_other_streams_running(make_house: Make) -> None:
-    """E16: tokens of the others keep coming while the prompt is read."""
+    """Tokens of the others keep coming while the prompt is read."""
     house: House = await make_house(info=LONG, step_s=0.002)
     house.script(ENDLESS)
     async with raw_client(house) as client:
@@ -370,8 +412,9 @@ async def test_a_giant_prompt_leaves_the_other_streams_running(make_house: Make)
     await house.check_alive()
 
 
+@pytest.mark.case("E11")
 async def test_a_pooled_connection_is_used_again(make_house: Make) -> None:
-    """E11: an idle connection stays open, after streams as after plain answers."""
+    """An idle connection stays open, after streams as after plain answers."""
     house: House = await make_house()
     async with raw_client(house) as client:
         for stream in (False, True, False):

@@ -25,6 +25,9 @@ def message(role: str, content: Any = None, **fields: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **fields}
 
 
+@pytest.mark.case("D1")
+@pytest.mark.case("D2")
+@pytest.mark.case("D4")
 @pytest.mark.parametrize(
     ("messages", "prompt"),
     [
@@ -86,6 +89,7 @@ async def test_bad_messages_cost_one_400(make_house: Make, messages: Any, param:
     await house.check_alive()
 
 
+@pytest.mark.case("D3")
 async def test_the_template_has_the_last_word(make_house: Make) -> None:
     house: House = await make_house(
         info={"chat_template": "{{ raise_exception('Roles must alternate user/assistant.') }}"}
@@ -175,6 +179,7 @@ async def test_logprobs_have_exact_bytes(make_house: Make) -> None:
                 assert raw.decode() == choice["delta"]["content"]
 
 
+@pytest.mark.case("B7")
 async def test_logprobs_without_alternatives(make_house: Make) -> None:
     house: House = await make_house()
     house.say(text_ids("a"))
@@ -182,6 +187,7 @@ async def test_logprobs_without_alternatives(make_house: Make) -> None:
     assert [(entry["logprob"], entry["top_logprobs"]) for entry in content] == [(-0.25, [])]
 
 
+@pytest.mark.case("C6")
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -198,6 +204,7 @@ async def test_caps(make_house: Make, fields: dict[str, Any], param: str) -> Non
     assert not house.engine.record.submitted
 
 
+@pytest.mark.case("C9")
 async def test_the_answer_may_fill_the_window_by_default(make_house: Make) -> None:
     house: House = await make_house()
     await house.chat()

@@ -21,6 +21,8 @@ async def test_forms_of_one_prompt(make_house: Make, prompt: Any) -> None:
     assert house.engine.record.submitted[-1].prompt_token_ids == (72, 105)
 
 
+@pytest.mark.case("C1")
+@pytest.mark.case("C2")
 @pytest.mark.parametrize(
     "prompt", ["", [], [""], [[]], None, [999_999], [[300]], [-1], [10**30], [1, "a"], ["a", 1], {}, 5, True,
                [True], [1.5], [[1], "a"], [[1], []], ["a", ""], ["a"] * 257, [["a"]],
@@ -45,6 +47,7 @@ async def test_an_answer_has_sixteen_tokens_unless_asked(
     assert "x-tidegate-max-tokens-clamped" not in reply.headers
 
 
+@pytest.mark.case("C11")
 async def test_a_prompt_that_is_too_long_states_both_lengths(make_house: Make) -> None:
     house: House = await make_house()
     error = (await house.complete(prompt="x" * 300)).error
@@ -93,6 +96,7 @@ async def test_logprobs_join_to_the_text_and_offsets_follow(make_house: Make) ->
         assert [value for chunk in chunks if chunk for value in chunk[name]] == logprobs[name]
 
 
+@pytest.mark.case("B7")
 async def test_logprobs_zero_gives_the_chosen_token_only(make_house: Make) -> None:
     house: House = await make_house()
     house.say([HELLO])
@@ -108,6 +112,7 @@ async def test_a_probability_of_zero_is_still_json(make_house: Make) -> None:
     assert logprobs["top_logprobs"][0]["\x01"] == -9999.0
 
 
+@pytest.mark.case("C6")
 @pytest.mark.parametrize("logprobs", [-1, 21, 10**9, 10**30])
 async def test_logprobs_are_capped(make_house: Make, logprobs: int) -> None:
     house: House = await make_house()

@@ -52,6 +52,12 @@ def refused(model: ModelContext, /, **fields: Any) -> ApiError:
     return caught.value
 
 
+@pytest.mark.case("C4")
+@pytest.mark.case("C5")
+@pytest.mark.case("C6")
+@pytest.mark.case("C7")
+@pytest.mark.case("C12")
+@pytest.mark.case("C13")
 @pytest.mark.parametrize(
     ("name", "good", "bad"),
     [
@@ -131,6 +137,7 @@ def test_min_tokens_above_max_tokens(model: ModelContext) -> None:
     assert refused(model, max_tokens=3, min_tokens=4).param == "min_tokens"
 
 
+@pytest.mark.case("C10")
 @pytest.mark.parametrize(
     ("asked", "given", "clamped"), [(None, 90, None), (5, 5, None), (90, 90, None), (10**30, 90, 10**30)]
 )
@@ -147,6 +154,7 @@ def test_min_tokens_follows_the_clamp(model: ModelContext) -> None:
     assert (request.sampling.min_tokens, request.sampling.max_tokens) == (50, 50)
 
 
+@pytest.mark.case("C11")
 @pytest.mark.parametrize("length", [100, 101, 5000])
 def test_a_prompt_that_leaves_no_room_states_both_lengths(model: ModelContext, length: int) -> None:
     with pytest.raises(ApiError) as caught:
@@ -166,6 +174,7 @@ def test_a_text_past_any_tokenization_is_refused_unread(model: ModelContext) -> 
         check_text_length(model.max_prompt_chars + 1, model, "prompt")
 
 
+@pytest.mark.case("C2")
 @pytest.mark.parametrize("ids", [[300], [-1], [0, 10**30], [999_999]])
 def test_token_ids_outside_the_vocabulary(model: ModelContext, ids: list[int]) -> None:
     with pytest.raises(ApiError) as caught:

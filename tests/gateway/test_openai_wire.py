@@ -26,6 +26,8 @@ def refused(decoder: Any, body: bytes) -> ApiError:
     return caught.value
 
 
+@pytest.mark.case("C12")
+@pytest.mark.case("C14")
 @pytest.mark.parametrize(
     "body",
     [
@@ -38,6 +40,7 @@ def test_what_is_no_json_object_is_400(body: bytes) -> None:
     assert refused(COMPLETION, body).status == 400
 
 
+@pytest.mark.case("C12")
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -75,6 +78,7 @@ def test_a_wrong_type_names_its_field(fields: str, param: str) -> None:
     assert refused(COMPLETION, f"{{{fields}}}".encode()).param == param
 
 
+@pytest.mark.case("C17")
 def test_thousands_of_wrong_parts_make_one_short_error() -> None:
     parts = [{"type": 5, "secret": "x" * 50}] * 5000
     body = json.dumps({"messages": [{"role": "user", "content": parts}]}).encode()

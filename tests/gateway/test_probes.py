@@ -51,6 +51,7 @@ async def test_a_served_name_replaces_the_engines(make_house: Make) -> None:
     assert (await house.complete(model="other")).json["model"] == "other"
 
 
+@pytest.mark.case("E14")
 async def test_health_follows_the_engine(make_house: Make) -> None:
     house: House = await make_house(step_s=0.002)
     house.script(Script(token_ids=text_ids("a"), endless=True))

@@ -19,6 +19,8 @@ JSON = {"Content-Type": "application/json"}
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
 
 
+@pytest.mark.case("C12")
+@pytest.mark.case("C14")
 @pytest.mark.parametrize(
     ("body", "headers", "status"),
     [
@@ -57,6 +59,7 @@ async def test_bodies(make_house: Make, body: bytes, headers: dict[str, str], st
     await house.check_alive()
 
 
+@pytest.mark.case("C16")
 async def test_a_giant_body_is_refused_before_it_is_read(make_house: Make) -> None:
     house: House = await make_house()
     async with raw_client(house) as client:
@@ -70,6 +73,7 @@ async def test_a_giant_body_is_refused_before_it_is_read(make_house: Make) -> No
     await house.check_alive()
 
 
+@pytest.mark.case("C16")
 async def test_a_body_without_a_length_is_cut_while_reading(make_house: Make) -> None:
     house: House = await make_house(max_body_bytes=100_000)
 
@@ -82,8 +86,9 @@ async def test_a_body_without_a_length_is_cut_while_reading(make_house: Make) ->
     await house.check_alive()
 
 
+@pytest.mark.case("C16")
 async def test_health_answers_while_giant_bodies_come_in(make_house: Make) -> None:
-    """C16: and the clients hang up in the middle."""
+    """And the clients hang up in the middle."""
     house: House = await make_house()
     head = b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
     async with raw_client(house) as one, raw_client(house) as two:

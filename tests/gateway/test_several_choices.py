@@ -31,6 +31,9 @@ def streamed(events: list[Any], index: int) -> tuple[str, list[str]]:
     return "".join(parts), [choice["finish_reason"] for choice in mine if choice["finish_reason"]]
 
 
+@pytest.mark.case("A10")
+@pytest.mark.case("B5")
+@pytest.mark.case("B6")
 @pytest.mark.parametrize("endpoint", ["complete", "chat"])
 async def test_each_choice_has_its_own_text_index_and_end(make_house: Make, endpoint: str) -> None:
     house = await make_house()
@@ -56,6 +59,7 @@ async def test_choices_are_interleaved_as_they_come(make_house: Make) -> None:
     assert indices != sorted(indices)
 
 
+@pytest.mark.case("B6")
 @pytest.mark.parametrize("stream", [True, False])
 async def test_logprobs_are_kept_apart(make_house: Make, stream: bool) -> None:
     house = await make_house()
@@ -105,6 +109,7 @@ async def test_the_best_of_several_are_the_likeliest_per_token(make_house: Make)
     assert texts(chat.json["choices"]) == ["best"]
 
 
+@pytest.mark.case("E15")
 async def test_a_request_takes_as_many_places_as_it_has_sequences(make_house: Make) -> None:
     house = await make_house(max_num_seqs=4, max_waiting=2, step_s=0.002)
     house.script(Script(token_ids=text_ids("x"), endless=True))

@@ -17,8 +17,8 @@ ENDLESS = Script(token_ids=text_ids("abcdefgh"), endless=True)
 LONG = {"max_model_len": 1_000_000}
 
 
+@pytest.mark.case("E10")
 async def test_clients_that_never_read_are_bounded_and_do_not_disturb_others(make_house: Make) -> None:
-    """E10"""
     limits = StreamLimits(high_units=64, hard_units=4096, pause_timeout_s=60)
     house: House = await make_house(info=LONG, stream_limits=limits, send_buffer_bytes=8192)
     number = 10
@@ -39,6 +39,7 @@ async def test_clients_that_never_read_are_bounded_and_do_not_disturb_others(mak
     await house.check_alive()
 
 
+@pytest.mark.case("E10")
 async def test_a_slow_client_that_reads_on_gets_everything(make_house: Make) -> None:
     limits = StreamLimits(high_units=16, hard_units=4096)
     house: House = await make_house(info=LONG, stream_limits=limits, send_buffer_bytes=4096)
@@ -72,6 +73,7 @@ async def test_a_client_paused_for_too_long_is_told_and_dropped(make_house: Make
     await house.check_alive()
 
 
+@pytest.mark.case("E10")
 async def test_a_client_that_never_reads_its_farewell_is_cut_off(make_house: Make) -> None:
     limits = StreamLimits(high_units=64, hard_units=4096, pause_timeout_s=0.3)
     house: House = await make_house(info=LONG, stream_limits=limits, send_buffer_bytes=4096, linger_s=0.05)

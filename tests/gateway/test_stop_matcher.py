@@ -32,6 +32,8 @@ def reference(stops: Sequence[str], text: str) -> tuple[str, str | None]:
     return text, None
 
 
+@pytest.mark.case("A1")
+@pytest.mark.case("A2")
 @pytest.mark.parametrize(
     ("stops", "parts", "shown"),
     [
@@ -51,6 +53,9 @@ def test_examples(stops: list[str], parts: list[str], shown: str) -> None:
     assert "".join(run(stops, parts)[0]) == shown
 
 
+@pytest.mark.case("A1")
+@pytest.mark.case("A2")
+@pytest.mark.case("A3")
 @given(STOPS, TEXT, st.data())
 def test_every_split_gives_the_reference(stops: list[str], text: str, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))))
@@ -59,6 +64,7 @@ def test_every_split_gives_the_reference(stops: list[str], text: str, data: st.D
     assert ("".join(shown), matched) == reference(stops, text)
 
 
+@pytest.mark.case("A1")
 @given(STOPS, TEXT)
 def test_only_a_possible_beginning_is_held_back(stops: list[str], text: str) -> None:
     matcher = StopMatcher(stops)
@@ -76,6 +82,7 @@ def test_nothing_comes_after_a_match() -> None:
     assert matcher.flush() == ""
 
 
+@pytest.mark.case("C7")
 def test_the_cost_does_not_depend_on_the_length_of_the_stop_string() -> None:
     """A stop string that almost matches everywhere is the worst case of a naive search."""
     stop = "a" * 1000 + "b"
