@@ -66,6 +66,10 @@ class Reply:
         return dict(error)
 
     @property
+    def is_stream(self) -> bool:
+        return self.headers["content-type"].startswith("text/event-stream")
+
+    @property
     def events(self) -> list[Any]:
         """Payloads of an event stream; the end marker must be there, once, last."""
         data = [block[6:] for block in self.body.decode().split("\n\n") if block.startswith("data: ")]
@@ -76,7 +80,7 @@ class Reply:
     @property
     def text(self) -> str:
         """All the text of a streamed or plain answer of either endpoint."""
-        parts = self.events if self.headers["content-type"].startswith("text/event-stream") else [self.json]
+        parts = self.events if self.is_stream else [self.json]
         return "".join(_choice_text(choice) for part in parts for choice in part["choices"])
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.scripted import Script
-from tests.gateway.house import House, text_ids
+from tests.gateway.house import House, Reply, text_ids
 
 Make = Callable[..., Any]
 
@@ -180,11 +180,45 @@ async def test_logprobs_have_exact_bytes(make_house: Make) -> None:
 
 
 @pytest.mark.case("B7")
-async def test_logprobs_without_alternatives(make_house: Make) -> None:
+@pytest.mark.parametrize("fields", [{}, {"top_logprobs": 0}])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_logprobs_without_alternatives(make_house: Make, stream: bool, fields: dict[str, int]) -> None:
     house: House = await make_house()
     house.say(text_ids("a"))
-    content = (await house.chat(logprobs=True)).json["choices"][0]["logprobs"]["content"]
+    content = logprobs_of(await house.chat(logprobs=True, stream=stream, **fields))
     assert [(entry["logprob"], entry["top_logprobs"]) for entry in content] == [(-0.25, [])]
+
+
+@pytest.mark.case("B8")
+@pytest.mark.parametrize("per_step", [1, 3, 100])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_each_token_has_its_own_alternatives(make_house: Make, stream: bool, per_step: int) -> None:
+    """However many tokens the engine tells at once, and with characters that go over token borders."""
+    house: House = await make_house()
+    text = "né 漢!"
+    ids = text_ids(text)
+    tops = [((i, -0.1 * (i + 1)), (i + 32, -5.0)) for i in range(len(ids))]
+    house.script(Script(token_ids=ids, stop_token_id=266, per_step=per_step, tops=tops))
+    reply = await house.chat(logprobs=True, top_logprobs=2, stream=stream)
+    content = logprobs_of(reply)
+    assert reply.text == text
+    assert b"".join(bytes(entry["bytes"]) for entry in content) == text.encode()
+    assert [[top["bytes"] for top in entry["top_logprobs"]] for entry in content] == [
+        [[i], [i + 32]] for i in range(len(ids))
+    ]
+    assert [entry["top_logprobs"][0]["logprob"] for entry in content] == [top[0][1] for top in tops]
+
+
+def logprobs_of(reply: Reply) -> list[dict[str, Any]]:
+    """Entries of a streamed or plain answer's one choice; in every chunk they make up its text."""
+    entries = []
+    for part in reply.events if reply.is_stream else [reply.json]:
+        (choice,) = part["choices"]
+        found = (choice["logprobs"] or {}).get("content", [])
+        shown = (choice.get("message") or choice["delta"]).get("content", "")
+        assert b"".join(bytes(entry["bytes"]) for entry in found).decode() == shown
+        entries += found
+    return entries
 
 
 @pytest.mark.case("C6")

@@ -97,10 +97,12 @@ async def test_logprobs_join_to_the_text_and_offsets_follow(make_house: Make) ->
 
 
 @pytest.mark.case("B7")
-async def test_logprobs_zero_gives_the_chosen_token_only(make_house: Make) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+async def test_logprobs_zero_gives_the_chosen_token_only(make_house: Make, stream: bool) -> None:
     house: House = await make_house()
     house.say([HELLO])
-    logprobs = (await house.complete(logprobs=0)).json["choices"][0]["logprobs"]
+    reply = await house.complete(logprobs=0, stream=stream)
+    logprobs = (reply.events[0] if stream else reply.json)["choices"][0]["logprobs"]
     assert logprobs["token_logprobs"] == [-0.25]
     assert logprobs["top_logprobs"] == [{}]
 

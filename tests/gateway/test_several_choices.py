@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -48,6 +49,24 @@ async def test_each_choice_has_its_own_text_index_and_end(make_house: Make, endp
     if endpoint == "chat":
         roles = [c["index"] for event in events for c in event["choices"] if c["delta"].get("role")]
         assert sorted(roles) == [0, 1, 2]
+
+
+@pytest.mark.case("B5")
+@pytest.mark.parametrize("per_step", [1, 5])
+@pytest.mark.parametrize("n", [2, 4, 8])
+async def test_a_plain_answer_has_every_choice_in_its_place_and_whole(
+    make_house: Make, n: int, per_step: int
+) -> None:
+    """They end in another order than they are told, some in the same step."""
+    house = await make_house()
+    wanted = [f"choice {index}" + "." * (7 * (n - index) % 5) for index in range(n)]
+    first, *others = (Script(token_ids=text_ids(text), per_step=per_step) for text in wanted)
+    for endpoint in (house.complete, house.chat):
+        house.script(replace(first, others=others))
+        choices = (await endpoint(n=n)).json["choices"]
+        assert [choice["index"] for choice in choices] == list(range(n))
+        assert texts(choices) == wanted
+        assert {choice["finish_reason"] for choice in choices} == {"stop"}
 
 
 async def test_choices_are_interleaved_as_they_come(make_house: Make) -> None:

@@ -53,6 +53,27 @@ async def test_prompts_times_answers(make_house: Make) -> None:
     assert reply.json["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
 
 
+@pytest.mark.case("B4")
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+async def test_cached_tokens_are_the_sum_over_prompts_whichever_ends_first(
+    make_house: Make, order: Sequence[int], stream: bool
+) -> None:
+    house = await make_house(step_s=0.001)
+    cached = (16, 0, 32)
+    house.script(
+        *(
+            Script(token_ids=text_ids("abc"), num_cached_tokens=cached[i], prefill_steps=10 * order[i])
+            for i in range(3)
+        )
+    )
+    options = {"stream_options": {"include_usage": True}} if stream else {}
+    reply = await house.complete(prompt=[[5] * 40] * 3, stream=stream, **options)
+    last = reply.events[-1] if stream else reply.json
+    assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": sum(cached)}
+    assert last["usage"]["prompt_tokens"] == 120
+
+
 async def test_the_best_are_chosen_for_each_prompt(make_house: Make) -> None:
     house = await make_house()
     house.script(
