@@ -12,7 +12,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c c
 RUNTIME := $(VENV)/.runtime-installed
 TEST    := $(VENV)/.test-installed
 
-.PHONY: help install serve chat doctor test test-slow lint bench-tiers format clean
+.PHONY: help install serve chat doctor test test-slow lint bench-tiers bench-isolation format clean
 
 help:
 	@echo "make serve [MODEL=path] [ARGS='--port 9000']   serve a model (the built-in one by default)"
@@ -21,6 +21,7 @@ help:
 	@echo "make test                                      lint, types and tests, bounded samples"
 	@echo "make test-slow                                 the same tests with their full counts"
 	@echo "make bench-tiers                               measure the KV tiers (about 10 minutes, idle machine)"
+	@echo "make bench-isolation                           measure what one client does to others (2 minutes, idle machine)"
 	@echo "make format                                    format the code"
 
 install: $(RUNTIME)
@@ -58,6 +59,9 @@ test: lint
 test-slow: lint
 	TIDEGATE_SLOW=1 $(BIN)/python -m pytest
 
+bench-isolation: $(TEST)
+	$(BIN)/python -m benchmarks.isolation --json docs/benchmarks/isolation.json
+
 bench-tiers: $(TEST)
 	$(BIN)/python -m benchmarks.restore --json docs/benchmarks/restore.json
 	$(BIN)/python -m benchmarks.overhead --json docs/benchmarks/overhead.json
@@ -69,4 +73,4 @@ format: $(TEST)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) tests/clients/js/node_modules build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -270,8 +270,8 @@ def _room(checked: CheckedFields, num_prompt_tokens: int, model: ModelContext, p
     if num_prompt_tokens + checked.num_least > model.window:
         raise ApiError(
             ErrorKind.CONTEXT_LENGTH,
-            f"The prompt has {num_prompt_tokens} tokens; this model's window has {model.window}, "
-            f"of which at least {checked.num_least} must be left for the answer.",
+            f"This model's maximum context length is {model.window} tokens, of which at least {checked.num_least}"
+            f" must be left for the answer; the prompt has {num_prompt_tokens}.",  # clients know it by these words
             param=param,
         )
     room = model.room(num_prompt_tokens, sampling.num_seqs)
@@ -301,8 +301,8 @@ def check_text_length(num_chars: int, model: ModelContext, param: str) -> None:
 def too_many_chars(num_chars: int, model: ModelContext, param: str) -> ApiError:
     return ApiError(
         ErrorKind.CONTEXT_LENGTH,
-        f"The prompt has at least {num_chars} characters; this model's window of {model.window} tokens "
-        f"cannot hold more than {model.max_prompt_chars}.",
+        f"This model's maximum context length is {model.window} tokens, which cannot hold more than"
+        f" {model.max_prompt_chars} characters; the prompt has at least {num_chars}.",
         param=param,
     )
 
