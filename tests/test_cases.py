@@ -28,8 +28,6 @@ PENDING = {
     "B12": "echo",
     "C8": "echo",
     "C19": "grammar",
-    "D7": "tools",
-    "D8": "tools",
 }
 NOT_ALWAYS_RUN = {"slow", "gpu", "skip", "skipif", "xfail"}
 

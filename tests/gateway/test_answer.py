@@ -1,4 +1,4 @@
-"""Text, stop strings and log probabilities in step (cases A1, A3, A5, A6, B8 for one choice)."""
+"""Text, stop strings and log probabilities in step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Around every handler: keys, error shapes, draining, the site's life (E11, E13)."""
+"""Around every handler: keys, error shapes, draining, the site's life."""
 
 from __future__ import annotations
 

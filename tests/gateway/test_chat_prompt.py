@@ -1,4 +1,4 @@
-"""What the model sees of a chat: tools in its family's form or in text, variables, continuing (D1-D4)."""
+"""What the model sees of a chat: tools in its family's form or in text, variables, continuing."""
 
 from __future__ import annotations
 
@@ -177,6 +177,7 @@ async def test_a_template_that_hides_the_final_message_cannot_continue_it(make_h
     ] == "continue_final_message"
 
 
+@pytest.mark.case("D3")
 @pytest.mark.parametrize(
     ("family", "messages", "said"),
     [

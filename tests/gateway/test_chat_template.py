@@ -1,4 +1,4 @@
-"""Templates: what Hugging Face templates count on, bounds, and every failure typed (case D3)."""
+"""Templates: what Hugging Face templates count on, bounds, and every failure typed."""
 
 from __future__ import annotations
 
@@ -45,11 +45,13 @@ def test_strftime_now_gives_today() -> None:
     assert len(render("{{ strftime_now('%Y-%m-%d') }}")) == 10
 
 
+@pytest.mark.case("D3")
 def test_the_message_of_the_template_is_kept() -> None:
     with pytest.raises(TemplateRenderError, match="roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}")
 
 
+@pytest.mark.case("D3")
 @pytest.mark.parametrize(
     "source",
     [

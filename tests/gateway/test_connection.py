@@ -1,10 +1,11 @@
-"""Connections that send too much, too slowly, too often, or no HTTP: each costs itself only (E7, E11)."""
+"""Connections that send too much, too slowly, too often, or no HTTP: each costs itself only."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -159,11 +160,12 @@ async def test_a_head_that_trickles_in_is_given_up(make_house: Make) -> None:
     await house.check_alive()
 
 
+@pytest.mark.case("E11")
 @pytest.mark.parametrize("answered_before", [False, True])
 async def test_a_connection_that_sends_nothing_is_closed_in_silence(
     make_house: Make, answered_before: bool
 ) -> None:
-    """E11: before a first request it has the time of a head, after one that of an idle connection."""
+    """Before a first request it has the time of a head, after one that of an idle connection."""
     slow, quick = 1000.0, 0.1
     limits = ConnectionLimits(
         head_timeout_s=slow if answered_before else quick, idle_timeout_s=quick if answered_before else slow
@@ -197,8 +199,8 @@ async def test_a_long_answer_is_neither_idle_nor_a_slow_head(make_house: Make) -
     assert (await house.complete(stream=True)).text == "x" * 60
 
 
+@pytest.mark.case("E11")
 async def test_a_kept_connection_says_for_how_long(make_house: Make) -> None:
-    """E11"""
     house: House = await make_house(connection_limits=ConnectionLimits(idle_timeout_s=77))
     for stream in (False, True):
         assert (await house.complete(stream=stream)).headers["keep-alive"] == "timeout=77"
@@ -321,6 +323,21 @@ async def _does_not_read(house: House, client: RawClient) -> None:
     await until(lambda: bool(house.engine.record.paused))
 
 
+async def _is_being_read(house: House, client: RawClient) -> None:
+    """Its body waits for a thread that is busy for a while longer."""
+    number = house.gateway.settings.offload_threads
+    busy = [asyncio.create_task(house.gateway.offload.run(time.sleep, 0.05)) for _ in range(number)]
+    await client.send(WHOLE)
+    await until(lambda: house.gateway.offload.pending > number)
+    asyncio.gather(*busy)  # they end by themselves
+
+
+async def _reads_until(mark: bytes, script: Script, house: House, client: RawClient) -> None:
+    house.script(script)
+    await client.send_json("/v1/completions", {"prompt": "Hi", "stream": True, "max_tokens": 5000})
+    await client.read_until(mark)
+
+
 async def _waits_for(script: Script, house: House, client: RawClient) -> None:
     before = len(house.engine.record.submitted)
     house.script(script)
@@ -346,17 +363,35 @@ STATES: dict[str, Step] = {
     "prefilling": lambda house, client: _waits_for(
         Script(token_ids=(97,), prefill_steps=10**9), house, client
     ),
+    "being read": _is_being_read,
+    "queued": lambda house, client: _waits_for(ENDLESS, house, client),
     "generating": lambda house, client: _waits_for(ENDLESS, house, client),
+    "kept alive": lambda house, client: _reads_until(
+        b": keep-alive", Script(token_ids=(97,), prefill_steps=10**9), house, client
+    ),
+    "at the end of its stream": lambda house, client: _reads_until(
+        b"[DONE]", Script(token_ids=(97,)), house, client
+    ),
+    "after a failure": lambda house, client: _reads_until(
+        b"[DONE]", Script(token_ids=text_ids("ab"), fail_after=1), house, client
+    ),
     "streaming": _streams,
     "paused": _does_not_read,
     "idle": _reads,
 }
 
 
+@pytest.mark.case("E7")
 @pytest.mark.parametrize("state", STATES)
 async def test_a_reset_in_any_state_ends_that_connection_only(make_house: Make, state: str) -> None:
-    """E7, for HTTP and event streams"""
-    house: House = await make_house(info=LONG, step_s=0.001, send_buffer_bytes=8192)
+    """That of an HTTP answer or an event stream."""
+    house: House = await make_house(
+        info=LONG,
+        step_s=0.001,
+        engine_seqs=1 if state == "queued" else 64,
+        keepalive_s=0.02,
+        send_buffer_bytes=8192,
+    )
     house.say(text_ids("y" * 300))
     neighbour = asyncio.create_task(house.complete(stream=True, max_tokens=1000))
     await until(lambda: house.engine.num_running == 1)

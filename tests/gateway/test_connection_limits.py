@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gateway.connection_limits import ConnectionLimits, OpenConnections
 
 
@@ -14,6 +16,6 @@ def test_there_are_never_more_than_the_bound() -> None:
     assert not connections.try_open()
 
 
+@pytest.mark.case("E11")
 def test_idle_connections_outlive_the_pools_of_common_clients() -> None:
-    """E11"""
     assert ConnectionLimits().idle_timeout_s >= 75

@@ -1,4 +1,4 @@
-"""Ids to text for both families (cases A5, A6, A8)."""
+"""Ids to text for both families."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""E15: far more requests at once than there is room for. Some are served whole, the rest is told at once."""
+"""Far more requests at once than there is room for. Some are served whole, the rest is told at once."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ async def ask(house: House, index: int) -> tuple[int, Reply]:
     return n, await house.complete(prompt="x" * 50, max_tokens=20, n=n, stream=bool(index % 2))
 
 
+@pytest.mark.case("E15")
 async def test_ten_thousand_at_once(make_house: Make) -> None:
     house: House = await make_house(max_num_seqs=SEQS, max_waiting=WAITING, engine_seqs=SEQS)
     usual = house.engine.scripts

@@ -1,4 +1,4 @@
-"""From tokens to pieces: stop strings end the engine's work, usage counts what was generated (B3)."""
+"""From tokens to pieces: stop strings end the engine's work, usage counts what was generated."""
 
 from __future__ import annotations
 

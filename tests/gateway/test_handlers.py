@@ -360,13 +360,15 @@ async def test_streams_closed_in_every_moment_of_their_lives(make_house: Make) -
 async def test_many_streams_closed_in_the_same_moment(make_house: Make, abruptly: bool) -> None:
     """Waiting, running, and just finishing."""
     number = 300
-    house: House = await make_house(info=LONG, max_waiting=number, engine_seqs=100, step_s=0.001)
+    house: House = await make_house(
+        info=LONG, max_waiting=number, max_waiting_tokens=10**6, engine_seqs=100, step_s=0.001
+    )
     house.script(
         *(Script(token_ids=text_ids("ab"), endless=i % 3 > 0, stop_token_id=266) for i in range(number))
     )
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(raw_client(house)) for _ in range(number)]
-        body = {"prompt": "Hi", "stream": True, "max_tokens": 100_000}
+        body = {"prompt": "Hi", "stream": True, "max_tokens": 1000}
         await asyncio.gather(*(client.send_json("/v1/completions", body) for client in clients))
         await until(lambda: len(house.engine.record.submitted) == number)
         for client in clients:

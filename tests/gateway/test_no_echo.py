@@ -1,4 +1,4 @@
-"""Junk with a mark in it, wherever a client can put something: the mark comes back nowhere (C17)."""
+"""Junk with a mark in it, wherever a client can put something: the mark comes back nowhere."""
 
 from __future__ import annotations
 
@@ -72,6 +72,7 @@ async def test_paths_queries_and_headers(make_house: Make, caplog: pytest.LogCap
     assert MARK not in caplog.text
 
 
+@pytest.mark.case("C17")
 @pytest.mark.parametrize("path", WIRES)
 async def test_every_field_of_every_body(
     make_house: Make, caplog: pytest.LogCaptureFixture, path: str

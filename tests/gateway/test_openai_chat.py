@@ -1,4 +1,4 @@
-"""/v1/chat/completions: message forms, shapes of answers, log probabilities (B7, C6, C9, D1-D4)."""
+"""/v1/chat/completions: message forms, shapes of answers, log probabilities."""
 
 from __future__ import annotations
 

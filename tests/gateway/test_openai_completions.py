@@ -1,4 +1,4 @@
-"""/v1/completions: prompts, shapes of answers, log probabilities (B7, C1, C2, C11)."""
+"""/v1/completions: prompts, shapes of answers, log probabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranges, caps and the window (cases C4, C5, C6, C7, C9, C10, C11, C12, C13)."""
+"""Ranges, caps and the window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wire structs: what is broken, what is unknown, what is refused, what is harmless (C12, C14, C17)."""
+"""Wire structs: what is broken, what is unknown, what is refused, what is harmless."""
 
 from __future__ import annotations
 

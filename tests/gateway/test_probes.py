@@ -1,4 +1,4 @@
-"""Models, health (E14), version."""
+"""Models, health, version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies: type, size, time, encoding (cases C14, C16)."""
+"""Bodies: type, size, time, encoding."""
 
 from __future__ import annotations
 

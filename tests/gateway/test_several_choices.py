@@ -1,4 +1,4 @@
-"""Several answers to one request, streamed and not, through the whole gateway (B6)."""
+"""Several answers to one request, streamed and not, through the whole gateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that read slowly or never: paused, told, cut off; nobody else notices (case E10)."""
+"""Clients that read slowly or never: paused, told, cut off; nobody else notices."""
 
 from __future__ import annotations
 

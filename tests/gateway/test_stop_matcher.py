@@ -1,4 +1,4 @@
-"""Stop strings: same cut for every split, nothing of one ever shown (cases A1, A2, A3, C7)."""
+"""Stop strings: same cut for every split, nothing of one ever shown."""
 
 from __future__ import annotations
 

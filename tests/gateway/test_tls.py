@@ -1,4 +1,4 @@
-"""HTTPS: files that cannot be used, streams, clients that leave or do not read, new certificates (E10)."""
+"""HTTPS: files that cannot be used, streams, clients that leave or do not read, new certificates."""
 
 from __future__ import annotations
 
@@ -148,10 +148,11 @@ async def test_a_client_that_leaves_is_noticed(secure: Make, certificate: Certif
     await house.check_alive()
 
 
+@pytest.mark.case("E10")
 async def test_a_client_that_does_not_read_is_paused_and_bounded(
     secure: Make, certificate: Certificate
 ) -> None:
-    """E10: what this process holds for it is no more than without TLS."""
+    """What this process holds for it is no more than without TLS."""
     limits = StreamLimits(high_units=64, hard_units=4096)
     house: House = await secure(info=LONG, stream_limits=limits, send_buffer_bytes=8192)
     house.script(Script(token_ids=text_ids("abcdefgh"), endless=True))

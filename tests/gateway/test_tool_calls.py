@@ -1,4 +1,4 @@
-"""Tool calls and thoughts over HTTP: streamed and plain alike, of every family, beside the rest (D7, D8)."""
+"""Tool calls and thoughts over HTTP: streamed and plain alike, of every family, beside the rest."""
 
 from __future__ import annotations
 
@@ -93,6 +93,7 @@ def saying(text: str, **fields: Any) -> Script:
     return Script(token_ids=text_ids(text), stop_token_id=IM_END, **fields)
 
 
+@pytest.mark.case("D7")
 @pytest.mark.parametrize("per_step", [1, 7, 1000])
 @pytest.mark.parametrize("family", sorted(families.ANSWERS))
 async def test_two_calls_of_each_family(make_house: Make, family: str, per_step: int) -> None:
@@ -108,6 +109,8 @@ async def test_two_calls_of_each_family(make_house: Make, family: str, per_step:
     await house.check_alive()
 
 
+@pytest.mark.case("D2")
+@pytest.mark.case("D7")
 async def test_ids_are_the_same_in_all_deltas_and_go_back_to_the_template(make_house: Make) -> None:
     house = await open_family(make_house, "mistral")
     house.script(saying(families.ANSWERS["mistral"]))
@@ -256,6 +259,7 @@ async def test_functions_are_answered_in_the_old_form(make_house: Make) -> None:
 # ---- beside everything else ----
 
 
+@pytest.mark.case("D7")
 async def test_several_answers_have_calls_of_their_own(make_house: Make) -> None:
     house = await open_family(make_house)
     script = saying(
@@ -367,6 +371,7 @@ async def test_the_parser_can_be_chosen(make_house: Make) -> None:
 # ---- what a server supports ----
 
 
+@pytest.mark.case("D8")
 async def test_a_server_without_a_parser_says_so_before_and_after(make_house: Make) -> None:
     house = await open_family(make_house, tool_call_parser="none")
     card = (await house.request("GET", "/v1/models")).json["data"][0]
@@ -380,6 +385,7 @@ async def test_a_server_without_a_parser_says_so_before_and_after(make_house: Ma
     assert (await house.chat(tools=TOOLS, tool_choice="none")).status == 200
 
 
+@pytest.mark.case("D8")
 @pytest.mark.parametrize(
     ("template", "tools", "tool_parser", "reasoning_parser"),
     [

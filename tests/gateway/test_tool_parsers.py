@@ -1,4 +1,4 @@
-"""Tool-call parsers: what is a call, what is content, and that splits change nothing (D7)."""
+"""Tool-call parsers: what is a call, what is content, and that splits change nothing."""
 
 from __future__ import annotations
 
@@ -133,6 +133,7 @@ FRAGMENTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.case("D7")
 @given(st.sampled_from(sorted(PARSERS)), st.lists(st.sampled_from(FRAGMENTS), max_size=14), st.data())
 @example("hermes", ["<tool_call>", '{"name": "f", "arguments": ', '{"x": 1}', "}", "</tool_call>"], None)
 def test_no_split_changes_what_is_read(family: str, fragments: list[str], data: st.DataObject | None) -> None:

@@ -1,4 +1,4 @@
-"""The official client with tools: plain, streamed with its own accumulation, in the loop of an agent (D7)."""
+"""The official client with tools: plain, streamed with its own accumulation, in the loop of an agent."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ async def client(house: House) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
+@pytest.mark.case("D7")
 @pytest.mark.parametrize("per_step", [1, 4, 1000])
 async def test_the_clients_own_accumulation(house: House, client: openai.AsyncOpenAI, per_step: int) -> None:
     house.say(text_ids("<think>hm</think>Let me see.\n" + families.ANSWERS["hermes"]), per_step=per_step)
