@@ -126,12 +126,12 @@ def many_clients(port: int, number: int = NUM_CLIENTS) -> Iterator[None]:
     """Streams that are open at once; leaving the scope closes them in the same moment."""
     body = json.dumps({"prompt": "Hi", "stream": True, "max_tokens": 100_000}).encode()
     request = _request(_COMPLETIONS, body)
-    clients = []
+    clients, others = [], _num_requests(port)
     try:
         for _ in range(number):
             clients.append(_connect(port))
             clients[-1].sendall(request)
-        _wait_for_requests(port, number)
+        _wait_for_requests(port, others + number)
         yield
     finally:
         for client in clients:
@@ -139,16 +139,21 @@ def many_clients(port: int, number: int = NUM_CLIENTS) -> Iterator[None]:
 
 
 def _wait_for_requests(port: int, number: int) -> None:
-    """Until so many have reached the engine."""
+    """Until so many are in the engine."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as response:
-            metrics = response.read().decode()
-        counts = re.findall(r"^tidegate_requests_(?:running|waiting) (\S+)", metrics, re.MULTILINE)
-        if sum(map(float, counts)) > number:
+        if _num_requests(port) >= number:
             return
         time.sleep(0.05)
     raise RuntimeError("the server does not take in so many requests")
+
+
+def _num_requests(port: int) -> int:
+    """Running and waiting in the engine."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as response:
+        metrics = response.read().decode()
+    counts = re.findall(r"^tidegate_requests_(?:running|waiting) (\S+)", metrics, re.MULTILINE)
+    return round(sum(map(float, counts)))
 
 
 DISTURBANCES: Mapping[str, Disturbance] = {

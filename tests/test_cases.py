@@ -27,7 +27,6 @@ PENDING = {
     "B11": "echo",
     "B12": "echo",
     "C8": "echo",
-    "C19": "grammar",
 }
 NOT_ALWAYS_RUN = {"slow", "gpu", "skip", "skipif", "xfail"}
 

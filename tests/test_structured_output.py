@@ -190,8 +190,9 @@ BAD: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.case("C19")
 def test_bad_ones_cost_one_400_each_while_streams_go_on(server: Server) -> None:
-    """Case C19: no schema, regex or grammar ends the engine, or another's answer."""
+    """No schema, regex or grammar ends the engine, or another's answer."""
     engine = server.engine_pid
 
     def stream(seed: int) -> list[tuple[str, str]]:

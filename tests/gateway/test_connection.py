@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from engine.scripted import Script
 from gateway.connection_limits import ConnectionLimits
 from tests.gateway.house import House, RawClient, raw_client, text_ids, until
-from tests.support.scripted_engine import Script
 
 Make = Callable[..., Any]
 ENDLESS = Script(token_ids=text_ids("abcdefgh"), endless=True)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from engine.scripted import Script
 from tests.gateway.house import House, Reply, text_ids, until
-from tests.support.scripted_engine import Script
 
 Make = Callable[..., Any]
 COUNT = 10_000 if os.environ.get("TIDEGATE_SLOW") == "1" else 1_000

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from engine.scripted import Script
 from gateway import tenant_register
 from gateway.tenants import hash_key
 from tests.gateway.house import House, Reply, raw_client, text_ids, until
 from tests.gateway.test_metrics import samples
-from tests.support.scripted_engine import Script
 
 Make = Callable[..., Any]
 ENDLESS = Script(token_ids=text_ids("abcdefgh"), endless=True)

@@ -17,11 +17,11 @@ import openai
 import pytest
 
 from engine.config import ConfigError
+from engine.scripted import Script
 from gateway.mailbox import StreamLimits
 from gateway.tls import ServerTls, TlsFiles
 from tests.gateway.house import House, text_ids, until
 from tests.support.certificates import Certificate, make_certificate
-from tests.support.scripted_engine import Script
 
 Make = Callable[..., Any]
 LONG = {"max_model_len": 10_000_000}

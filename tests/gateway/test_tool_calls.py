@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from engine.messages import FinishReason
+from engine.scripted import Script
 from tests.gateway import families
 from tests.gateway.house import IM_END, House, Reply, text_ids
 from tests.gateway.test_openai_tools import F, tool
-from tests.support.scripted_engine import Script
 from tests.support.tiny_tokenizers import byte_level, save
 
 Make = Callable[..., Any]
