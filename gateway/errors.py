@@ -167,7 +167,9 @@ def shutting_down() -> ApiError:
     return ApiError(ErrorKind.SHUTDOWN, "The server is shutting down.", retry_after_s=10)
 
 
-def from_failure(failure: StreamFailure) -> ApiError:
-    """The same failure as an HTTP status or as an in-band error."""
+def from_failure(failure: StreamFailure, param: str | None = None) -> ApiError:
+    """The same failure as an HTTP status or as an in-band error; ``param`` is the field at fault, if any."""
     may_retry = failure.kind in (FailureKind.SHUTDOWN, FailureKind.ENGINE_BUSY)
-    return ApiError(_FAILURES[failure.kind], failure.message, retry_after_s=10 if may_retry else None)
+    return ApiError(
+        _FAILURES[failure.kind], failure.message, param=param, retry_after_s=10 if may_retry else None
+    )

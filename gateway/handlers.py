@@ -296,7 +296,7 @@ class _Answering:
             failure.message,
             failure.detail,
         )
-        return from_failure(failure)
+        return from_failure(failure, self._request.grammar_param if is_theirs else None)
 
 
 def _outcome(reasons: Iterable[FinishReason]) -> str:

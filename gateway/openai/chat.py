@@ -197,7 +197,8 @@ def _with_grammar(checked: CheckedFields, use: ToolUse) -> CheckedFields:
         return checked
     if sampling.beam is not None:
         raise bad_request("use_beam_search", "'use_beam_search' does not go with a call that is forced.")
-    return replace(checked, sampling=msgspec.structs.replace(sampling, grammar=forced_grammar(use)))
+    sampling = msgspec.structs.replace(sampling, grammar=forced_grammar(use))
+    return replace(checked, sampling=sampling, grammar_param="tools")
 
 
 def _reason(use: ToolUse) -> str:

@@ -36,7 +36,7 @@ class _Wish:
 
 def check_structured(wire: GenerationFields) -> Grammar | None:
     """The grammar that a request asks for. Raises ApiError for none that could be, or for more than one."""
-    wishes = [*_response_format(wire), *_structured_outputs(wire), *_guided(wire)]
+    wishes = _wishes(wire)
     if not wishes:
         return None
     wish = wishes[0]
@@ -51,6 +51,15 @@ def check_structured(wire: GenerationFields) -> Grammar | None:
             "ignore_eos", f"'ignore_eos' does not go with '{wish.param}': the form says where the text ends."
         )
     return wish.read(wish.value, wish.param)
+
+
+def structured_param(wire: GenerationFields) -> str | None:
+    """The field that asks for a form, for what the engine finds wrong with it."""
+    return next((wish.param for wish in _wishes(wire)), None)
+
+
+def _wishes(wire: GenerationFields) -> list[_Wish]:
+    return [*_response_format(wire), *_structured_outputs(wire), *_guided(wire)]
 
 
 # ---- where wishes come from ------------------------------------------------------------------------

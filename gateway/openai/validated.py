@@ -31,7 +31,7 @@ from gateway.openai.ranges import (
     check_count,
 )
 from gateway.openai.service import DEFAULT_SERVICE, Service, check_service
-from gateway.openai.structured import check_structured
+from gateway.openai.structured import check_structured, structured_param
 from gateway.openai.wire import GenerationFields, StreamOptions
 from gateway.reading import Reading
 from gateway.tokenizer import TextCodec
@@ -89,7 +89,7 @@ class GenerationRequest:
 
     Of the sequences that each prompt's ``sampling`` asks for, ``num_choices`` are shown, with ``logprobs``
     alternatives. ``keeps_stop``: what ended a text is part of it. ``is_open_ended``: it named no max_tokens.
-    With a ``reading`` the answers are more than their text.
+    With a ``reading`` the answers are more than their text. ``grammar_param``: the field a grammar is of.
     ``prompt_logprobs``: alternatives to show for each token of a prompt, beside those of an echo.
     ``names_special``: special tokens are text. ``continuous_usage``: every chunk tells the usage so far.
     """
@@ -109,6 +109,7 @@ class GenerationRequest:
     prompt_logprobs: int | None = None
     names_special: bool = False
     continuous_usage: bool = False
+    grammar_param: str | None = None
 
     @property
     def sampling(self) -> SamplingParams:
@@ -147,6 +148,7 @@ class CheckedFields:
     num_choices: int
     logprobs: int | None
     keeps_stop: bool
+    grammar_param: str | None
     echo: bool
     prompt_logprobs: int | None
     names_special: bool
@@ -198,6 +200,7 @@ def check_fields(
         names_special=wire.skip_special_tokens is False,
         continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
         service=check_service(wire),
+        grammar_param=structured_param(wire),
     )
 
 
@@ -249,6 +252,7 @@ def complete(
         prompt_logprobs=checked.prompt_logprobs,
         names_special=checked.names_special,
         continuous_usage=checked.continuous_usage,
+        grammar_param=checked.grammar_param,
     )
 
 

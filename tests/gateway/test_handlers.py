@@ -173,6 +173,7 @@ async def test_what_the_engine_finds_wrong_with_a_request_is_a_400(
     assert reply.status == 400
     assert reply.error["type"] == "invalid_request_error"
     assert reply.error["message"].startswith("No text can satisfy the grammar.")
+    assert reply.error["param"] == "response_format"
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     grammar = house.engine.record.submitted[0].sampling.grammar
     assert grammar == Grammar("json_schema", '{"type":"object"}')
