@@ -182,7 +182,6 @@ def report(found: Measurement, options: argparse.Namespace) -> None:
         options.json,
         {
             "processors": os.cpu_count(),
-            "load_average": os.getloadavg()[1],
             "streams": options.streams,
             "step_ms": options.step * 1000,
             "rounds": options.rounds,

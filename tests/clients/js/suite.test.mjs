@@ -224,7 +224,7 @@ describe("errors", () => {
   async function occupied(work) {
     const streams = [];
     for (let i = 0; i < 2; i++) {
-      streams.push(await client.completions.create({ ...long, n: TIDEGATE_PLACES / 2, stream: true }));
+      streams.push(await client.completions.create({ ...long, max_tokens: 400, n: TIDEGATE_PLACES / 2, stream: true }));
     }
     const release = () => streams.forEach((stream) => stream.controller.abort());
     try {
@@ -285,7 +285,7 @@ describe("structured output", () => {
 
   test("JSON mode", needs("response_format"), async () => {
     const [choice] = (
-      await client.chat.completions.create({ ...options, max_tokens: 200, response_format: { type: "json_object" } })
+      await client.chat.completions.create({ ...options, max_tokens: 40, response_format: { type: "json_object" } })
     ).choices;
     assert.match(choice.message.content, /^\s*\{/);
     if (choice.finish_reason === "stop") JSON.parse(choice.message.content);
@@ -351,7 +351,7 @@ describe("tools", () => {
     const told = { role: "tool", tool_call_id: first.message.tool_calls[0].id, content: '{"degrees": 21}' };
     const history = [...messages, first.message, told];
     const [second] = (
-      await client.chat.completions.create({ ...options, messages: history, tool_choice: "none" })
+      await client.chat.completions.create({ ...options, max_tokens: 12, messages: history, tool_choice: "none" })
     ).choices;
     assert.ok(second.message.content);
     assert.ok(!second.message.tool_calls?.length);
