@@ -10,9 +10,9 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
+from engine.scripted import Script
 from gateway.tenants import hash_key
 from tests.gateway.house import House, Reply, text_ids, until
-from tests.support.scripted_engine import Script
 
 Make = Callable[..., Any]
 COMPLETIONS = "/v1/completions"
