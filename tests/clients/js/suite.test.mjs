@@ -224,7 +224,7 @@ describe("errors", () => {
   async function occupied(work) {
     const streams = [];
     for (let i = 0; i < 2; i++) {
-      streams.push(await client.completions.create({ ...long, max_tokens: 400, n: TIDEGATE_PLACES / 2, stream: true }));
+      streams.push(await client.completions.create({ ...long, max_tokens: 150, n: TIDEGATE_PLACES / 2, stream: true }));
     }
     const release = () => streams.forEach((stream) => stream.controller.abort());
     try {
