@@ -15,11 +15,11 @@ from gateway.errors import TABLE, Error, ErrorKind
 from gateway.openai.chat import ChatWire
 from gateway.openai.chat_answers import ChatAnswer, ChatChunk
 from gateway.openai.completions import Completion, CompletionWire
+from gateway.openai.model import ModelContext
 from gateway.openai.notes import Figure
 from gateway.openai.ranges import MAX_N
 from gateway.openai.schemas import Schema, Struct, component_schemas, ref
 from gateway.openai.tokens import Detokenized, DetokenizeWire, Tokenized, TokenizeWire
-from gateway.openai.validated import ModelContext
 from gateway.probe_answers import Health, Integrity, KvPlaces, ModelCard, ModelList, Version
 
 _OPENAPI = "3.1.1"

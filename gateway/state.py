@@ -30,8 +30,8 @@ from gateway.offload import Offload
 from gateway.openai.chat import ChatEndpoint
 from gateway.openai.chat_style import ChatStyle, choose_style
 from gateway.openai.completions import CompletionsEndpoint
+from gateway.openai.model import ModelContext
 from gateway.openai.tokens import TokensEndpoint
-from gateway.openai.validated import ModelContext
 from gateway.openapi import About, document
 from gateway.request_body import BodyReader
 from gateway.service_rate import ServiceRate

@@ -28,6 +28,7 @@ from gateway.openai.chat_prompt import (
 )
 from gateway.openai.chat_style import ChatStyle
 from gateway.openai.messages import Message
+from gateway.openai.model import ModelContext
 from gateway.openai.notes import REQUIRED, Figure, Ignored, one_of, told
 from gateway.openai.prompts import truncated
 from gateway.openai.ranges import MAX_LOGPROBS, check_count
@@ -36,7 +37,6 @@ from gateway.openai.tools import FunctionName, Functions, ToolChoice, Tools, Too
 from gateway.openai.validated import (
     CheckedFields,
     GenerationRequest,
-    ModelContext,
     check_fields,
     check_max_tokens,
     complete,

@@ -13,10 +13,10 @@ from gateway.chat_template import RESERVED, ChatTemplate, PromptTooLargeError, T
 from gateway.errors import bad_request
 from gateway.openai.chat_style import ChatStyle
 from gateway.openai.messages import Message, MessageForm, template_messages
+from gateway.openai.model import ModelContext, too_many_chars
 from gateway.openai.notes import one_of, told
 from gateway.openai.text_tools import Messages, calls_as_text, describe, with_system_text, with_user_text
 from gateway.openai.tools import ToolUse
-from gateway.openai.validated import ModelContext, too_many_chars
 
 _CONTINUED_HERE = "<|tidegate: the final message goes on here|>"
 _MAX_VARIABLES = 64

@@ -28,16 +28,14 @@ from gateway.openai.answers import (
     WholeChoice,
     finite,
 )
+from gateway.openai.model import ModelContext, check_text_length, check_token_ids
 from gateway.openai.notes import REQUIRED, Exactly, Figure, told
 from gateway.openai.prompts import Echo, ShownLogprobs, shown_logprobs, truncated
 from gateway.openai.ranges import MAX_LOGPROBS, MAX_PROMPTS, check_count
 from gateway.openai.validated import (
     GenerationRequest,
-    ModelContext,
     Prompt,
     check_fields,
-    check_text_length,
-    check_token_ids,
     complete,
 )
 from gateway.openai.wire import GenerationFields, decode

@@ -15,9 +15,9 @@ from gateway.errors import bad_request
 from gateway.openai.chat import ChatEndpoint
 from gateway.openai.chat_prompt import Chat, Effort, TemplateVariables, check_variables, make_chat
 from gateway.openai.messages import Message
+from gateway.openai.model import ModelContext, check_model, check_text_length, check_token_ids
 from gateway.openai.notes import REQUIRED, Figure, ModelName, TokenId, told
 from gateway.openai.tools import Tools, offered
-from gateway.openai.validated import ModelContext, check_model, check_text_length, check_token_ids
 from gateway.openai.wire import decode
 
 

@@ -1,74 +1,33 @@
-"""From wire structs to a request that the engine can take: every range and length is checked here.
+"""From wire structs to a request that the engine can take: what is checked where all parts of it meet.
 
 Pure; runs on offload threads. ``GenerationRequest`` is built by the endpoints through this module
 only. Order of the checks: what is cheap first, so that a bad request is refused before its prompt
-is tokenized and before anything is allocated for it. NaN and infinity fail every range.
+is tokenized and before anything is allocated for it.
 """
 
 from __future__ import annotations
 
-import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from engine.messages import SamplingDefaults, SamplingParams
+from engine.messages import SamplingParams
 from gateway.errors import ApiError, ErrorKind, bad_request
 from gateway.openai.choices import Choices, check_choices
 from gateway.openai.harmless import check_harmless
-from gateway.openai.notes import ranges_of
+from gateway.openai.model import ModelContext, check_model
 from gateway.openai.prompts import Echo, check_prompt_logprobs, check_shown_prompts, more_of
-from gateway.openai.ranges import (
-    LOGIT_BIAS,
-    MAX_LOGIT_BIAS,
-    MAX_SEED,
-    MAX_STOP_CHARS,
-    MAX_STOP_STRINGS,
-    MAX_STOP_TOKEN_IDS,
-    MIN_SEED,
-    check_count,
-)
+from gateway.openai.ranges import check_count
+from gateway.openai.sampling import check_sampling, check_stops
 from gateway.openai.service import DEFAULT_SERVICE, Service, check_service
-from gateway.openai.structured import check_structured, structured_param
+from gateway.openai.structured import structured_param
 from gateway.openai.wire import GenerationFields, StreamOptions
 from gateway.reading import Reading
-from gateway.tokenizer import TextCodec
 
 MAX_BEAM_LOGPROBS = 1_000_000  # all results of a search are told in one message
 OPEN_ANSWER_TOKENS = 1024  # that an answer without a limit of its own is reckoned with beforehand
-
-
-@dataclass(frozen=True, slots=True)
-class ModelContext:
-    """What validation must know of the model. ``window`` is prompt and answer together, in tokens.
-
-    The device pool has ``num_blocks`` blocks of ``block_size`` tokens for the ``max_num_seqs`` sequences that
-    run at once; ``max_in_flight`` of them may be in the house.
-    """
-
-    names: tuple[str, ...]
-    codec: TextCodec
-    window: int
-    vocab_size: int
-    fingerprint: str
-    sampling_defaults: SamplingDefaults
-    max_num_seqs: int
-    max_in_flight: int
-    num_blocks: int
-    block_size: int
-
-    @property
-    def max_prompt_chars(self) -> int:
-        """No text with more characters can fit the window, whatever it says."""
-        return self.window * max(self.codec.longest_piece, 1)
-
-    def room(self, num_prompt_tokens: int, num_seqs: int) -> int:
-        """Tokens that each of ``num_seqs`` answers may have, by the window and by the pool at worst."""
-        shared = num_prompt_tokens // self.block_size
-        longest = (shared + (self.num_blocks - shared) // num_seqs) * self.block_size
-        return min(self.window, longest if num_seqs > 1 else self.window) - num_prompt_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +120,6 @@ class CheckedFields:
         return 0 if self.requested_max_tokens == 0 else 1
 
 
-_RANGES = ranges_of(GenerationFields)
-
-
 def check_fields(
     wire: GenerationFields,
     model: ModelContext,
@@ -185,11 +141,11 @@ def check_fields(
     return CheckedFields(
         model=name,
         sampling=msgspec.structs.replace(
-            _check_sampling(wire, model, max_tokens, _generated_logprobs(choices, logprobs), choices),
+            check_sampling(wire, model, max_tokens, _generated_logprobs(choices, logprobs), choices),
             prompt_logprobs=more_of(prompt_logprobs, logprobs if echo else None),
         ),
         requested_max_tokens=max_tokens,
-        stops=_check_stops(wire.stop),
+        stops=check_stops(wire.stop),
         stream=bool(wire.stream),
         include_usage=bool(options.include_usage),
         num_choices=choices.num_shown,
@@ -274,8 +230,9 @@ def _room(checked: CheckedFields, num_prompt_tokens: int, model: ModelContext, p
     if num_prompt_tokens + checked.num_least > model.window:
         raise ApiError(
             ErrorKind.CONTEXT_LENGTH,
-            f"This model's maximum context length is {model.window} tokens, of which at least {checked.num_least}"
-            f" must be left for the answer; the prompt has {num_prompt_tokens}.",  # clients know it by these words
+            # clients know it by its first words
+            f"This model's maximum context length is {model.window} tokens, of which at least"
+            f" {checked.num_least} must be left for the answer; the prompt has {num_prompt_tokens}.",
             param=param,
         )
     room = model.room(num_prompt_tokens, sampling.num_seqs)
@@ -296,134 +253,7 @@ def _room(checked: CheckedFields, num_prompt_tokens: int, model: ModelContext, p
     return room
 
 
-def check_text_length(num_chars: int, model: ModelContext, param: str) -> None:
-    """Refuse a text that cannot fit, before the cost of tokenizing it."""
-    if num_chars > model.max_prompt_chars:
-        raise too_many_chars(num_chars, model, param)
-
-
-def too_many_chars(num_chars: int, model: ModelContext, param: str) -> ApiError:
-    return ApiError(
-        ErrorKind.CONTEXT_LENGTH,
-        f"This model's maximum context length is {model.window} tokens, which cannot hold more than"
-        f" {model.max_prompt_chars} characters; the prompt has at least {num_chars}.",
-        param=param,
-    )
-
-
-def check_token_ids(token_ids: Sequence[int], model: ModelContext, param: str) -> None:
-    """Every id must be in the vocabulary. The types were checked when the body was parsed."""
-    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < model.vocab_size):
-        raise bad_request(param, f"'{param}' has a token id outside 0 to {model.vocab_size - 1}.")
-
-
 def check_max_tokens(value: int | None, param: str, *, may_be_zero: bool = False) -> int | None:
     if value is not None and value < (0 if may_be_zero else 1):
         raise bad_request(param, f"'{param}' must be at least 1 (0 if the prompt is echoed, and no beams).")
     return value
-
-
-def check_model(name: str | None, model: ModelContext) -> str:
-    """The name that a request means. Raises ApiError for one that this server does not have."""
-    if name is None:
-        return model.names[0]
-    if name not in model.names:
-        raise ApiError(
-            ErrorKind.MODEL_NOT_FOUND,
-            "This server has no model of that name; GET /v1/models lists what it has.",
-            param="model",
-        )
-    return name
-
-
-def _check_sampling(
-    wire: GenerationFields,
-    model: ModelContext,
-    max_tokens: int | None,
-    logprobs: int | None,
-    choices: Choices,
-) -> SamplingParams:
-    for name, allowed in _RANGES.items():
-        value = getattr(wire, name)
-        if value is not None and value not in allowed:
-            raise bad_request(name, f"'{name}' must be {allowed}.")
-    min_tokens = check_count(wire.min_tokens, model.window, "min_tokens") or 0
-    if max_tokens is not None and min_tokens > max_tokens:
-        raise bad_request("min_tokens", "'min_tokens' must not be above 'max_tokens'.")
-    defaults = model.sampling_defaults
-    return SamplingParams(
-        max_tokens=model.window,
-        seed=_check_seed(wire.seed),
-        temperature=_or(wire.temperature, defaults.temperature),
-        top_p=_or(wire.top_p, defaults.top_p),
-        top_k=_check_top_k(wire.top_k, model),
-        min_p=_or(wire.min_p, defaults.min_p),
-        repetition_penalty=_or(wire.repetition_penalty, defaults.repetition_penalty),
-        presence_penalty=_or(wire.presence_penalty, 0.0),
-        frequency_penalty=_or(wire.frequency_penalty, 0.0),
-        logit_bias=_check_logit_bias(wire.logit_bias, model),
-        min_tokens=min_tokens,
-        ignore_eos=bool(wire.ignore_eos),
-        stop_token_ids=_check_stop_token_ids(wire.stop_token_ids, model),
-        logprobs=logprobs,
-        n=choices.num_generated,
-        beam=choices.beam,
-        grammar=check_structured(wire),
-    )
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
-
-
-def _check_seed(seed: int | None) -> int:
-    """Any signed 64-bit number. The engine gets 63 bits of it: what fits every integer type."""
-    if seed is None:
-        return secrets.randbits(63)
-    if not MIN_SEED <= seed <= MAX_SEED:
-        raise bad_request("seed", "'seed' must be a signed 64-bit number.")
-    return seed & MAX_SEED
-
-
-def _check_top_k(top_k: int | None, model: ModelContext) -> int:
-    if top_k is None:
-        top_k = model.sampling_defaults.top_k
-    if top_k < -1:
-        raise bad_request("top_k", "'top_k' must be at least 1, or 0 or -1 for no limit.")
-    return min(max(top_k, 0), model.vocab_size)
-
-
-def _check_logit_bias(bias: dict[str, float] | None, model: ModelContext) -> dict[int, float]:
-    param = "logit_bias"
-    if not bias:
-        return {}
-    if len(bias) > MAX_LOGIT_BIAS:
-        raise bad_request(param, f"'{param}' must not have more than {MAX_LOGIT_BIAS} entries.")
-    if not all(len(key) <= 10 and key.isascii() and key.isdigit() for key in bias):
-        raise bad_request(param, f"'{param}' must have token ids as its keys.")
-    checked = {int(key): value for key, value in bias.items()}
-    check_token_ids(list(checked), model, param)
-    if not all(value in LOGIT_BIAS for value in checked.values()):
-        raise bad_request(param, f"'{param}' must have values {LOGIT_BIAS}.")
-    return checked
-
-
-def _check_stop_token_ids(token_ids: list[int] | None, model: ModelContext) -> tuple[int, ...]:
-    param = "stop_token_ids"
-    if not token_ids:
-        return ()
-    if len(token_ids) > MAX_STOP_TOKEN_IDS:
-        raise bad_request(param, f"'{param}' must not have more than {MAX_STOP_TOKEN_IDS} entries.")
-    check_token_ids(token_ids, model, param)
-    return tuple(dict.fromkeys(token_ids))
-
-
-def _check_stops(stop: str | list[str] | None) -> tuple[str, ...]:
-    if stop is None:
-        return ()
-    stops = [stop] if isinstance(stop, str) else stop
-    if len(stops) > MAX_STOP_STRINGS:
-        raise bad_request("stop", f"'stop' must not have more than {MAX_STOP_STRINGS} strings.")
-    if not all(1 <= len(text) <= MAX_STOP_CHARS for text in stops):
-        raise bad_request("stop", f"'stop' must have strings of 1 to {MAX_STOP_CHARS} characters.")
-    return tuple(dict.fromkeys(stops))

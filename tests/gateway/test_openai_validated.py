@@ -9,11 +9,9 @@ import pytest
 
 from engine.messages import SamplingDefaults
 from gateway.errors import ApiError, ErrorKind
+from gateway.openai.model import ModelContext, check_text_length, check_token_ids
 from gateway.openai.validated import (
-    ModelContext,
     check_fields,
-    check_text_length,
-    check_token_ids,
     complete,
 )
 from gateway.openai.wire import GenerationFields, StreamOptions
