@@ -27,7 +27,9 @@ def authenticate(request: web.Request) -> None:
         tenant = gateway.tenants.find(_bearer_token(request))
         if tenant is None:
             raise _unauthorized()
-        assign_visitor(request, Visitor(tenant, gateway.tenants.account(tenant), gateway.metrics))
+        register = gateway.tenants
+        visitor = Visitor(tenant, register.holder(tenant), register.account(tenant), gateway.metrics)
+        assign_visitor(request, visitor)
 
 
 def _bearer_token(request: web.Request) -> bytes:

@@ -31,6 +31,7 @@ from gateway.openai.answers import AnswerFormat, Identity, WholeChoice, join
 from gateway.openai.validated import GenerationRequest
 from gateway.protocol import sse
 from gateway.request_keys import GATEWAY, request_id_of, visitor_of
+from gateway.shared_room import Holder
 from gateway.sse_writer import SseWriter
 from gateway.state import Gateway
 from gateway.tenant_register import Visitor
@@ -76,9 +77,11 @@ async def detokenize(request: web.Request) -> web.Response:
 
 async def _transform(http: web.Request, work: Callable[[bytes], bytes]) -> web.Response:
     gateway = http.app[GATEWAY]
-    async with gateway.bodies.read(http) as body:
-        _known_visitor(http).count_request()
-        return web.Response(body=await _offload(gateway, work, body), content_type="application/json")
+    visitor = _known_visitor(http)
+    async with gateway.bodies.read(http, visitor.holder) as body:
+        visitor.count_request()
+        answer = await _offload(gateway, visitor.holder, work, body)
+        return web.Response(body=answer, content_type="application/json")
 
 
 async def _generate(http: web.Request, endpoint: Endpoint) -> web.StreamResponse:
@@ -106,15 +109,15 @@ async def _take_in(
     """Read and check a request. Its permits, one for each of its sequences, and the tokens reserved for it
     are held until ``scope`` ends.
     """
-    async with gateway.bodies.read(http) as body:
+    visitor = _known_visitor(http)
+    async with gateway.bodies.read(http, visitor.holder) as body:
         if gateway.draining:
             raise shutting_down()
-        scope.enter_context(gateway.admission.permit())
-        visitor = _known_visitor(http)
+        scope.enter_context(gateway.admission.permit(visitor.holder))
         scope.enter_context(visitor.entered())
-        request = await _offload(gateway, endpoint.parse, body)
+        request = await _offload(gateway, visitor.holder, endpoint.parse, body)
         num_tokens = request.num_reserved_tokens
-        scope.enter_context(gateway.admission.permit(request.num_seqs - 1, num_tokens))
+        scope.enter_context(gateway.admission.permit(visitor.holder, request.num_seqs - 1, num_tokens))
         scope.enter_context(visitor.answering(request.num_seqs, num_tokens))
         return request
 
@@ -126,9 +129,9 @@ def _known_visitor(http: web.Request) -> Visitor:
     return visitor
 
 
-async def _offload(gateway: Gateway, work: Callable[[bytes], Result], body: bytes) -> Result:
+async def _offload(gateway: Gateway, holder: Holder, work: Callable[[bytes], Result], body: bytes) -> Result:
     try:
-        return await gateway.offload.run(work, body)
+        return await gateway.offload.run(work, body, owner=holder.name)
     except OffloadFullError:
         raise ApiError(ErrorKind.BUSY, "Too many prompts wait to be read.", retry_after_s=1) from None
 
@@ -214,7 +217,7 @@ class _Answering:
         ]
         num_entries = sum(len(choice.piece.entries) + len(choice.prompt_logprobs or ()) for choice in choices)
         if num_entries > _LARGE_ANSWER_ENTRIES:
-            body = await self._gateway.offload.run(self._format.whole, choices, usage)
+            body = await self._off_loop(self._format.whole, choices, usage)
         else:
             body = self._format.whole(choices, usage)
         return web.Response(body=body, content_type="application/json", headers=self._headers)
@@ -267,10 +270,13 @@ class _Answering:
 
     async def _opening(self, index: int, prompt_logprobs: PromptLogprobs | None) -> list[bytes]:
         if len(prompt_logprobs or ()) > _LARGE_ANSWER_ENTRIES:
-            opening = await self._gateway.offload.run(self._format.opening, index, prompt_logprobs)
+            opening = await self._off_loop(self._format.opening, index, prompt_logprobs)
         else:
             opening = self._format.opening(index, prompt_logprobs)
         return [] if opening is None else [opening]
+
+    async def _off_loop(self, work: Callable[..., Result], *args: object) -> Result:
+        return await self._gateway.offload.run(work, *args, owner=self._visitor.holder.name)
 
     def _chunks(self, part: ChoicePiece) -> Iterator[bytes]:
         if part.piece:

@@ -17,6 +17,7 @@ from aiohttp import ClientPayloadError, HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.errors import ApiError, ErrorKind, bad_request
+from gateway.shared_room import Holder, SharedRoom
 
 _PIECE_BYTES = 256 * 2**10
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
@@ -25,22 +26,22 @@ _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 class BodyReader:
     """Reads bodies of at most ``max_bytes``, which together hold at most ``max_total_bytes``.
 
-    At that bound a body is refused with 429. A connection that has sent nothing holds nothing.
+    At that bound, of which no tenant can take all, a body is refused with 429. A connection that has sent
+    nothing holds nothing.
     """
 
     def __init__(self, max_bytes: int, max_total_bytes: int, timeout_s: float) -> None:
         self._max_bytes = max_bytes
-        self._max_total_bytes = max_total_bytes
+        self._room = SharedRoom(max_total_bytes)
         self._timeout_s = timeout_s
-        self._total_bytes = 0
 
     @property
     def total_bytes(self) -> int:
         """Held at present, over all bodies."""
-        return self._total_bytes
+        return self._room.used
 
     @asynccontextmanager
-    async def read(self, request: web.Request) -> AsyncIterator[bytes]:
+    async def read(self, request: web.Request, holder: Holder) -> AsyncIterator[bytes]:
         """Scope in which a body is held. Raises ApiError: 415, 413, 408, 429, or 400 if it is broken."""
         if "Content-Type" in request.headers and not _is_json(request.content_type):
             raise ApiError(ErrorKind.UNSUPPORTED_MEDIA_TYPE, "The body must be of type application/json.")
@@ -51,12 +52,14 @@ class BodyReader:
             raise _too_large(self._max_bytes)
         body = bytearray()
         try:
-            await self._fill(body, request, None if encoding == "identity" else _Inflation())
+            await self._fill(body, request, holder, None if encoding == "identity" else _Inflation())
             yield bytes(body)
         finally:
-            self._total_bytes -= len(body)
+            self._room.give_back(holder, len(body))
 
-    async def _fill(self, body: bytearray, request: web.Request, inflation: _Inflation | None) -> None:
+    async def _fill(
+        self, body: bytearray, request: web.Request, holder: Holder, inflation: _Inflation | None
+    ) -> None:
         num_received = 0
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -64,9 +67,9 @@ class BodyReader:
                 async for chunk in request.content.iter_any():
                     num_received += len(chunk)
                     for piece in (chunk,) if inflation is None else inflation.pieces(chunk):
+                        self._check(holder, len(piece), max(len(body) + len(piece), num_received))
                         body += piece
-                        self._total_bytes += len(piece)
-                        self._check(max(len(body), num_received))
+                        self._room.take(holder, len(piece))
                         if inflation is not None:
                             await asyncio.sleep(0)
             if inflation is not None:
@@ -76,10 +79,10 @@ class BodyReader:
         except (HttpProcessingError, ClientPayloadError, web.RequestPayloadError, zlib.error):
             raise bad_request(None, "The body's transfer or content encoding is broken.") from None
 
-    def _check(self, size: int) -> None:
+    def _check(self, holder: Holder, num_more: int, size: int) -> None:
         if size > self._max_bytes:
             raise _too_large(self._max_bytes)
-        if self._total_bytes > self._max_total_bytes:
+        if self._room.lacking(holder, num_more):
             raise ApiError(ErrorKind.BUSY, "Too many large bodies arrive at once.", retry_after_s=1)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from gateway.keys_file import KeysFileError, read_keys_file
 from gateway.limits import Account, LimitError, Reservation
 from gateway.metrics import Metrics
+from gateway.shared_room import Holder, portion_of
 from gateway.tenants import ANONYMOUS, DuplicateKeyError, Keyring, Tenant, make_keyring
 
 log = logging.getLogger("tidegate.gateway")
@@ -40,6 +41,13 @@ class TenantRegister:
     def find(self, key: bytes) -> Tenant | None:
         """Whose key this is; anybody's word is good where there are none."""
         return ANONYMOUS if self.is_open_to_all else self._keyring.find(key)
+
+    def holder(self, tenant: Tenant) -> Holder:
+        """As whom it holds room in the house: one among others, or the only one."""
+        heaviest = self._keyring.heaviest_of_several
+        if heaviest is None:
+            return Holder(tenant.name)
+        return Holder(tenant.name, portion_of(tenant.weight, heaviest))
 
     def account(self, tenant: Tenant) -> Account:
         return self._accounts[tenant.name]
@@ -67,8 +75,9 @@ def _load(api_keys: Sequence[str], path: Path | None) -> Keyring:
 class Visitor:
     """Who sent one request, and what it takes. All it holds, it holds by scope."""
 
-    def __init__(self, tenant: Tenant, account: Account, metrics: Metrics) -> None:
+    def __init__(self, tenant: Tenant, holder: Holder, account: Account, metrics: Metrics) -> None:
         self.tenant = tenant
+        self.holder = holder
         self._account = account
         self._metrics = metrics
         self._reservation: Reservation | None = None

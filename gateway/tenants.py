@@ -45,10 +45,15 @@ ANONYMOUS = Tenant(name="", cache_salt=b"")
 
 
 class Keyring:
-    """Tenants by the digest of their keys. Never changes; a reload makes another."""
+    """Tenants by the digest of their keys. Never changes; a reload makes another.
+
+    ``heaviest_of_several``: the highest weight, None if there are not several tenants.
+    """
 
     def __init__(self, tenants_by_digest: Mapping[bytes, Tenant]) -> None:
         self._tenants = dict(tenants_by_digest)
+        weights = {tenant.name: tenant.weight for tenant in self._tenants.values()}
+        self.heaviest_of_several = max(weights.values()) if len(weights) > 1 else None
 
     def __len__(self) -> int:
         return len(self._tenants)

@@ -49,7 +49,7 @@ DECIDERS = (
     "gateway.openai.sampling",
     "gateway.openai.structured", "gateway.openai.validated", "gateway.openai.answers",
     "gateway.openai.completions", "gateway.openai.notes", "gateway.openai.schemas",
-    "gateway.tenants", "gateway.limits", "gateway.service_rate",
+    "gateway.tenants", "gateway.shared_room", "gateway.limits", "gateway.service_rate",
     "gateway.openai.messages", "gateway.openai.tools",
     "gateway.openai.tool_grammar", "gateway.openai.text_tools", "gateway.openai.chat_answers",
     "gateway.reading", "gateway.entry_queue", "gateway.thoughts", "gateway.tools.base",

@@ -55,3 +55,32 @@ async def test_a_cancelled_call_that_waits_never_starts(offload: Offload) -> Non
     await first
     assert not started.is_set()
     assert offload.pending == 0
+
+
+async def test_owners_go_in_turns(offload: Offload) -> None:
+    """However much one of them sent before."""
+    offload = Offload(num_threads=1)
+    go, order = threading.Event(), list[str]()
+    first = asyncio.create_task(offload.run(go.wait, 10))
+    await asyncio.sleep(0)
+    names = ["a1", "a2", "a3", "b1", "b2", "c1"]
+    calls = [asyncio.create_task(offload.run(order.append, name, owner=name[0])) for name in names]
+    await asyncio.sleep(0)
+    calls[1].cancel()
+    go.set()
+    await asyncio.gather(first, *calls, return_exceptions=True)
+    assert order == ["a1", "b1", "c1", "a3", "b2"]
+    await offload.close()
+
+
+async def test_a_turn_that_came_as_its_caller_went_is_passed_on(offload: Offload) -> None:
+    go = threading.Event()
+    first = asyncio.create_task(offload.run(go.wait, 10))
+    second = asyncio.create_task(offload.run(int))
+    await asyncio.sleep(0)
+    go.set()
+    while not second.done():  # cancel it in whatever state it is
+        await asyncio.sleep(0)
+        second.cancel()
+    assert await first
+    assert await asyncio.wait_for(offload.run(lambda: 1), 5) == 1

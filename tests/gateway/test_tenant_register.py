@@ -126,6 +126,26 @@ async def test_keys_appear_nowhere(
             assert key not in text
 
 
+async def test_a_tenant_that_floods_leaves_room_for_others(make_house: Make, keys: Keys) -> None:
+    keys.write(flood="", quiet="")
+    house: House = await make_house(
+        keys_file=keys.path,
+        max_num_seqs=4,
+        max_waiting=16,
+        max_total_body_bytes=5_000,
+        max_waiting_tokens=1_000,
+    )
+    house.engine.freeze()
+    asks = [asyncio.create_task(house.complete(headers=by("flood"), max_tokens=2)) for _ in range(60)]
+    await until(lambda: sum(task.done() for task in asks) == 60 - 16)
+    quiet = asyncio.create_task(house.complete(headers=by("quiet"), max_tokens=2))
+    await until(lambda: len(house.engine.record.submitted) == 17)
+    house.engine.thaw()
+    assert (await quiet).status == 200
+    statuses = [reply.status for reply in await asyncio.gather(*asks)]
+    assert (statuses.count(200), statuses.count(429)) == (16, 44)
+
+
 # ---- limits --------------------------------------------------------------------------------------
 
 
