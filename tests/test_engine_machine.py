@@ -439,14 +439,14 @@ _SETTINGS = settings(
 def test_random_lives() -> None:
     before = EngineMachine.num_steps
     run_state_machine_as_test(
-        EngineMachine, settings=settings(_SETTINGS, max_examples=4600, derandomize=True)
+        EngineMachine, settings=settings(_SETTINGS, max_examples=3500, derandomize=True)
     )
     assert EngineMachine.num_steps - before >= 100_000
-    assert EngineMachine.num_stopped > 150
-    assert EngineMachine.num_copied > 3000
+    assert EngineMachine.num_stopped > 80
+    assert EngineMachine.num_copied > 1500
     assert EngineMachine.num_born > 150
     assert EngineMachine.num_scored > 150
-    assert EngineMachine.num_share_preemptions > 1000
+    assert EngineMachine.num_share_preemptions > 1500
 
 
 @pytest.mark.slow
