@@ -1,4 +1,4 @@
-"""Log probabilities of prompts: complete, once, whatever the chunks, hits and preemptions (B11, B12, C8)."""
+"""Log probabilities of prompts: complete, once, whatever the chunks, hits and preemptions."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ def prompt(number: int, length: int) -> list[int]:
     return [(number * 29 + i * 13) % 1000 for i in range(length)]
 
 
+@pytest.mark.case("B12")
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 16, 17, 18, 40])
 @pytest.mark.parametrize("num_top", [0, 3])
 @pytest.mark.parametrize("prefix_caching", [True, False])
@@ -33,6 +34,7 @@ def test_the_whole_list_comes_once_with_the_first_token(
     assert engine.tokens["r"] == expected_tokens(prompt(1, length), 3)
 
 
+@pytest.mark.case("B11")
 def test_the_same_prompt_again_has_the_same_list_and_its_blocks_are_found_by_others() -> None:
     engine = SmallEngine()
     for name in ("first", "second"):
@@ -140,6 +142,7 @@ def test_a_fork_may_ask_for_what_was_generated() -> None:
 # ---- nothing to generate ---------------------------------------------------------------------------
 
 
+@pytest.mark.case("C8")
 @pytest.mark.parametrize("length", [1, 4, 17, 40])
 @pytest.mark.parametrize("num_top", [None, 1])
 def test_a_prompt_alone_is_scored_and_nothing_generated(length: int, num_top: int | None) -> None:

@@ -457,6 +457,7 @@ def test_a_tool_that_is_not_there_cannot_be_chosen(client: OpenAI, needs: Needs)
 # ---- the rest ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("B10")
 def test_echo_puts_the_prompt_before_the_answer(client: OpenAI, needs: Needs) -> None:
     needs("echo")
     prompt = "Line one\nLine 2: 3.14159,"
@@ -468,6 +469,7 @@ def test_echo_puts_the_prompt_before_the_answer(client: OpenAI, needs: Needs) ->
     assert all(value is not None for value in answer.logprobs.token_logprobs[1:])
 
 
+@pytest.mark.case("B11")
 def test_echo_without_an_answer_scores_the_prompt(client: OpenAI, needs: Needs) -> None:
     needs("echo")
     options: dict[str, Any] = {"model": MODEL, "prompt": "The sea is blue.", "echo": True, "max_tokens": 0}

@@ -1,4 +1,4 @@
-"""Prompts in answers: echo, prompt_logprobs, prompts alone, and what bounds them (B7, B10, B11, C8)."""
+"""Prompts in answers: echo, prompt_logprobs, prompts alone, and what bounds them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from engine.scripted import Script
 from gateway.openai.prompts import MAX_SHOWN_PROMPTS, Echo, more_of, truncated
 from gateway.tokenizer import TextCodec
 from tests.gateway.house import IM_END, House, text_ids
 from tests.gateway.test_several_choices import texts
-from tests.support.scripted_engine import Script
 from tests.support.tiny_tokenizers import byte_level, save, sentence_pieces
 
 Make = Callable[..., Any]
@@ -27,6 +27,7 @@ def of_choice(events: list[Any], index: int) -> list[Any]:
 # ---- echo ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("B10")
 async def test_the_tokens_joined_are_the_prompt_and_the_answer(make_house: Make) -> None:
     house: House = await make_house()
     house.say(text_ids("ok"))
@@ -141,6 +142,7 @@ async def test_what_lm_eval_reads(make_house: Make, answer: list[int]) -> None:
 # ---- the prompt alone ------------------------------------------------------------------------------
 
 
+@pytest.mark.case("C8")
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("logprobs", [None, 1])
 async def test_no_tokens_score_the_prompt_and_generate_nothing(
@@ -284,6 +286,7 @@ async def test_what_an_answer_may_show_of_prompts_is_bounded(make_house: Make) -
 # ---- the pieces ------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("B10")
 @pytest.mark.parametrize("text", ["Hello world", " a", "<s>a", "a<s>b</s>", "é漢", "a b  c", "\n"])
 @pytest.mark.parametrize("make", [byte_level, sentence_pieces])
 def test_an_echo_is_the_text_that_was_sent(tmp_path: Path, make: Callable[[], Any], text: str) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from engine.scripted import Script
 from tests.gateway.house import IM_END, House, text_ids
-from tests.support.scripted_engine import Script
 
 Make = Callable[..., Any]
 START = 265
