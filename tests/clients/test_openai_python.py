@@ -11,7 +11,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any, Literal
 
@@ -24,7 +24,6 @@ from openai import AsyncOpenAI, OpenAI
 from tests.clients.conftest import KEY, MODEL, PLACES
 from tests.support.server import Server
 
-Needs = Callable[[str], None]
 pytestmark = pytest.mark.timeout(300)
 
 USER: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -318,8 +317,7 @@ async def test_async_streams_of_both_kinds_run_side_by_side(server: Server) -> N
 # ---- structured output -----------------------------------------------------------------------------
 
 
-def test_parse_gives_the_pydantic_object(client: OpenAI, needs: Needs) -> None:
-    needs("response_format")
+def test_parse_gives_the_pydantic_object(client: OpenAI) -> None:
     answer = client.chat.completions.parse(
         **{**GREEDY, "max_tokens": 100},
         messages=[{"role": "user", "content": "Name an animal."}],
@@ -329,8 +327,7 @@ def test_parse_gives_the_pydantic_object(client: OpenAI, needs: Needs) -> None:
     assert answer.choices[0].finish_reason == "stop"
 
 
-async def test_parse_is_there_for_async_too(server: Server, needs: Needs) -> None:
-    needs("response_format")
+async def test_parse_is_there_for_async_too(server: Server) -> None:
     async with async_client(server) as client:
         answer = await client.chat.completions.parse(
             **{**GREEDY, "max_tokens": 100}, messages=USER, response_format=Animal
@@ -338,8 +335,7 @@ async def test_parse_is_there_for_async_too(server: Server, needs: Needs) -> Non
     assert isinstance(answer.choices[0].message.parsed, Animal)
 
 
-def test_a_streamed_object_is_parsed_too(client: OpenAI, needs: Needs) -> None:
-    needs("response_format")
+def test_a_streamed_object_is_parsed_too(client: OpenAI) -> None:
     with client.chat.completions.stream(
         **{**GREEDY, "max_tokens": 100}, messages=USER, response_format=Animal
     ) as stream:
@@ -347,8 +343,7 @@ def test_a_streamed_object_is_parsed_too(client: OpenAI, needs: Needs) -> None:
     assert isinstance(final.choices[0].message.parsed, Animal)
 
 
-def test_json_mode_gives_json(client: OpenAI, needs: Needs) -> None:
-    needs("response_format")
+def test_json_mode_gives_json(client: OpenAI) -> None:
     answer = client.chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": 'Answer in JSON: {"city": "Paris"}'}],
@@ -361,16 +356,14 @@ def test_json_mode_gives_json(client: OpenAI, needs: Needs) -> None:
     assert (answer.message.content or "").lstrip().startswith("{")
 
 
-def test_a_wrong_schema_is_a_bad_request(client: OpenAI, needs: Needs) -> None:
-    needs("response_format")
+def test_a_wrong_schema_is_a_bad_request(client: OpenAI) -> None:
     wrong: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**GREEDY, messages=USER, response_format=wrong)
     assert (caught.value.param or "").startswith("response_format")
 
 
-def test_a_choice_is_one_of_its_texts(client: OpenAI, needs: Needs) -> None:
-    needs("structured_outputs")
+def test_a_choice_is_one_of_its_texts(client: OpenAI) -> None:
     answer = client.chat.completions.create(
         **GREEDY, messages=USER, extra_body={"structured_outputs": {"choice": ["sunny", "rainy"]}}
     )
@@ -387,8 +380,7 @@ def check_weather(arguments: str) -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
-def test_a_tool_that_must_be_called_is_called(client: OpenAI, needs: Needs, choice: Any) -> None:
-    needs("tools")
+def test_a_tool_that_must_be_called_is_called(client: OpenAI, choice: Any) -> None:
     answer = client.chat.completions.create(
         **{**GREEDY, "max_tokens": 150}, messages=USER, tools=[WEATHER], tool_choice=choice
     ).choices[0]
@@ -400,8 +392,7 @@ def test_a_tool_that_must_be_called_is_called(client: OpenAI, needs: Needs, choi
     check_weather(call.function.arguments)
 
 
-def test_streamed_tool_calls_accumulate(client: OpenAI, needs: Needs) -> None:
-    needs("tools")
+def test_streamed_tool_calls_accumulate(client: OpenAI) -> None:
     calls: dict[int, dict[str, str]] = {}
     reasons = []
     for chunk in client.chat.completions.create(
@@ -424,8 +415,7 @@ def test_streamed_tool_calls_accumulate(client: OpenAI, needs: Needs) -> None:
         check_weather(call["arguments"])
 
 
-def test_the_accumulator_takes_tool_calls(client: OpenAI, needs: Needs) -> None:
-    needs("tools")
+def test_the_accumulator_takes_tool_calls(client: OpenAI) -> None:
     with client.chat.completions.stream(
         **{**GREEDY, "max_tokens": 150}, messages=USER, tools=[WEATHER], tool_choice="required"
     ) as stream:
@@ -434,8 +424,7 @@ def test_the_accumulator_takes_tool_calls(client: OpenAI, needs: Needs) -> None:
     check_weather(final.message.tool_calls[0].function.arguments)
 
 
-def test_a_conversation_goes_on_after_a_tool_was_called(client: OpenAI, needs: Needs) -> None:
-    needs("tools")
+def test_a_conversation_goes_on_after_a_tool_was_called(client: OpenAI) -> None:
     options: dict[str, Any] = {**GREEDY, "max_tokens": 150, "tools": [WEATHER, TIME]}
     first = client.chat.completions.create(**options, messages=USER, tool_choice=NAMED).choices[0]
     assert first.message.tool_calls
@@ -447,8 +436,7 @@ def test_a_conversation_goes_on_after_a_tool_was_called(client: OpenAI, needs: N
     assert not second.message.tool_calls
 
 
-def test_a_tool_that_is_not_there_cannot_be_chosen(client: OpenAI, needs: Needs) -> None:
-    needs("tools")
+def test_a_tool_that_is_not_there_cannot_be_chosen(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**GREEDY, messages=USER, tools=[TIME], tool_choice=NAMED)
     assert (caught.value.param or "").startswith("tool_choice")
@@ -458,8 +446,7 @@ def test_a_tool_that_is_not_there_cannot_be_chosen(client: OpenAI, needs: Needs)
 
 
 @pytest.mark.case("B10")
-def test_echo_puts_the_prompt_before_the_answer(client: OpenAI, needs: Needs) -> None:
-    needs("echo")
+def test_echo_puts_the_prompt_before_the_answer(client: OpenAI) -> None:
     prompt = "Line one\nLine 2: 3.14159,"
     answer = client.completions.create(**GREEDY, prompt=prompt, echo=True, logprobs=1).choices[0]
     assert answer.text.startswith(prompt)
@@ -470,8 +457,7 @@ def test_echo_puts_the_prompt_before_the_answer(client: OpenAI, needs: Needs) ->
 
 
 @pytest.mark.case("B11")
-def test_echo_without_an_answer_scores_the_prompt(client: OpenAI, needs: Needs) -> None:
-    needs("echo")
+def test_echo_without_an_answer_scores_the_prompt(client: OpenAI) -> None:
     options: dict[str, Any] = {"model": MODEL, "prompt": "The sea is blue.", "echo": True, "max_tokens": 0}
     first, second = (client.completions.create(**options, logprobs=1).choices[0] for _ in range(2))
     assert first.text == "The sea is blue."
@@ -484,8 +470,7 @@ def test_echo_without_an_answer_scores_the_prompt(client: OpenAI, needs: Needs) 
         assert ours == pytest.approx(theirs, abs=0.05)
 
 
-def test_prompt_log_probabilities_as_vllm_has_them(client: OpenAI, needs: Needs) -> None:
-    needs("prompt_logprobs")
+def test_prompt_log_probabilities_as_vllm_has_them(client: OpenAI) -> None:
     answer = client.completions.create(**GREEDY, prompt="The sea is blue.", extra_body={"prompt_logprobs": 1})
     assert answer.usage is not None
     extra = answer.choices[0].model_extra or {}
@@ -496,27 +481,23 @@ def test_prompt_log_probabilities_as_vllm_has_them(client: OpenAI, needs: Needs)
 
 
 @pytest.mark.parametrize("tier", ["auto", "default", "flex", "priority"])
-def test_every_service_tier_is_served(client: OpenAI, needs: Needs, tier: Any) -> None:
-    needs("service_tier")
+def test_every_service_tier_is_served(client: OpenAI, tier: Any) -> None:
     answer = client.chat.completions.create(**GREEDY, messages=USER, service_tier=tier)
     assert answer.choices[0].message.content
     assert answer.service_tier in (None, "default", "flex", "priority")
 
 
-def test_an_unknown_service_tier_is_refused(client: OpenAI, needs: Needs) -> None:
-    needs("service_tier")
+def test_an_unknown_service_tier_is_refused(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**GREEDY, messages=USER, service_tier="golden")  # type: ignore[call-overload]
     assert caught.value.param == "service_tier"
 
 
-def test_store_is_accepted(client: OpenAI, needs: Needs) -> None:
-    needs("store")
+def test_store_is_accepted(client: OpenAI) -> None:
     assert client.chat.completions.create(**GREEDY, messages=USER, store=True).choices[0].message.content
 
 
-def test_usage_can_come_with_every_chunk(client: OpenAI, needs: Needs) -> None:
-    needs("continuous_usage_stats")
+def test_usage_can_come_with_every_chunk(client: OpenAI) -> None:
     options: Any = {"include_usage": True, "continuous_usage_stats": True}
     chunks = list(client.completions.create(**GREEDY, prompt="Hi", stream=True, stream_options=options))
     counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage is not None]
@@ -525,8 +506,7 @@ def test_usage_can_come_with_every_chunk(client: OpenAI, needs: Needs) -> None:
     assert counts[-1] > 0
 
 
-def test_special_tokens_are_shown_on_request(client: OpenAI, needs: Needs) -> None:
-    needs("skip_special_tokens")
+def test_special_tokens_are_shown_on_request(client: OpenAI) -> None:
     ids = {"logit_bias": {"1": 100}}
     options: dict[str, Any] = {**GREEDY, "max_tokens": 2, "prompt": "Hi", **ids}
     hidden = client.completions.create(**options, extra_body={"ignore_eos": True}).choices[0].text

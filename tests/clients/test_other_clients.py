@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
@@ -17,7 +16,6 @@ import pydantic
 from tests.clients.conftest import KEY, MODEL
 from tests.support.server import Server
 
-Needs = Callable[[str], None]
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]  # theirs, about themselves
 QUESTION = "Name three primary colors."
 
@@ -67,8 +65,7 @@ def test_langchain_takes_a_conversation_of_every_role(server: Server) -> None:
     assert langchain(server).invoke(history).content
 
 
-def test_langchain_binds_tools(server: Server, needs: Needs) -> None:
-    needs("tools")
+def test_langchain_binds_tools(server: Server) -> None:
     chat = langchain(server, max_tokens=100).bind_tools([Weather], tool_choice="Weather")
     (call,) = chat.invoke("Is it warm in Paris?").tool_calls
     assert call["name"] == "Weather"
@@ -79,8 +76,7 @@ def test_langchain_binds_tools(server: Server, needs: Needs) -> None:
 
 
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
-def test_langchain_gets_structured_output(server: Server, needs: Needs, method: str) -> None:
-    needs("response_format" if method == "json_schema" else "tools")
+def test_langchain_gets_structured_output(server: Server, method: str) -> None:
     chat = langchain(server, max_tokens=100).with_structured_output(Weather, method=method)
     assert isinstance(chat.invoke("Is it warm in Paris?"), Weather)
 
@@ -126,8 +122,7 @@ def test_litellm_knows_our_errors(server: Server) -> None:
         litellm.completion(**litellm_options(server, messages=[{"role": "user", "content": "word " * 4000}]))
 
 
-def test_litellm_gathers_streamed_tool_calls(server: Server, needs: Needs) -> None:
-    needs("tools")
+def test_litellm_gathers_streamed_tool_calls(server: Server) -> None:
     import litellm
 
     tool = {"type": "function", "function": {"name": "weather", "parameters": Weather.model_json_schema()}}
@@ -139,8 +134,7 @@ def test_litellm_gathers_streamed_tool_calls(server: Server, needs: Needs) -> No
     assert whole.choices[0].finish_reason == "tool_calls"
 
 
-def test_litellm_gets_structured_output(server: Server, needs: Needs) -> None:
-    needs("response_format")
+def test_litellm_gets_structured_output(server: Server) -> None:
     import litellm
 
     answer = litellm.completion(**litellm_options(server, response_format=Weather, max_tokens=100))

@@ -58,8 +58,8 @@ class Server:
     def get(self, path: str, **headers: str) -> tuple[int, bytes]:
         return self._send(urllib.request.Request(self.url + path, headers=headers))
 
-    def post(self, path: str, body: dict[str, object], **more: str) -> tuple[int, bytes]:
-        headers = {"Content-Type": "application/json", **more}
+    def post(self, path: str, body: dict[str, object]) -> tuple[int, bytes]:
+        headers = {"Content-Type": "application/json"}
         return self._send(urllib.request.Request(self.url + path, json.dumps(body).encode(), headers))
 
     def _send(self, request: urllib.request.Request) -> tuple[int, bytes]:
