@@ -139,14 +139,17 @@ class AnswerText:
         return text
 
     def _num_whole_tokens(self) -> int:
-        """How many open tokens lie within the ready text and end on a character boundary."""
+        """How many open tokens lie within the ready text, up to one that ends a character.
+
+        One without text waits for what comes after it: before a stop string it is left out.
+        """
         room = sum(map(len, self._ready))
         count = 0
         for i, token in enumerate(self._open, start=1):
             room -= len(token.entry.text)
             if room < 0:
                 break
-            if token.num_pending_bytes == 0:
+            if token.entry.text and token.num_pending_bytes == 0:
                 count = i
         return count
 

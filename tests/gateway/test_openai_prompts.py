@@ -256,9 +256,9 @@ async def test_a_long_prompt_is_no_slow_reader_and_is_formatted_off_the_loop(
     on_threads: list[str] = []
     run = house.gateway.offload.run
 
-    async def watched(function: Callable[..., Any], *args: object) -> Any:
+    async def watched(function: Callable[..., Any], *args: object, owner: str) -> Any:
         on_threads.append(function.__name__)
-        return await run(function, *args)
+        return await run(function, *args, owner=owner)
 
     monkeypatch.setattr(house.gateway.offload, "run", watched)
     for stream in (False, True):
