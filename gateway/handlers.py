@@ -25,7 +25,7 @@ from gateway.answer import Piece
 from gateway.errors import ApiError, ErrorKind, from_failure, shutting_down
 from gateway.generation import ChoicePiece, Generation
 from gateway.mailbox import FailureKind, StreamFailedError
-from gateway.metrics import RequestRecord
+from gateway.metrics import CANCELLED, RequestRecord
 from gateway.offload import OffloadFullError
 from gateway.openai.answers import AnswerFormat, Identity, WholeChoice, join
 from gateway.openai.validated import GenerationRequest
@@ -131,7 +131,7 @@ def _known_visitor(http: web.Request) -> Visitor:
 
 async def _offload(gateway: Gateway, holder: Holder, work: Callable[[bytes], Result], body: bytes) -> Result:
     try:
-        return await gateway.offload.run(work, body, owner=holder.name)
+        return await gateway.offload.try_run(work, body, owner=holder.name)
     except OffloadFullError:
         raise ApiError(ErrorKind.BUSY, "Too many prompts wait to be read.", retry_after_s=1) from None
 
@@ -185,15 +185,20 @@ class _Answering:
         limits = self._gateway.settings.stream_limits
         stream = TokenStream(self._gateway.engine, requests, limits, self._on_tokens)
         self._visitor.use_prompt(self._request.num_prompt_tokens)
-        async with self._gateway.streams.open(stream):
-            generation = Generation(self._request, stream, self._gateway.model.codec.table)
-            if self._request.stream:
-                return await self._streamed(generation, SseWriter(self._http, stream, self._headers))
-            return await self._plain(generation)
+        try:
+            async with self._gateway.streams.open(stream):
+                generation = Generation(self._request, stream, self._gateway.model.codec.table)
+                if self._request.stream:
+                    return await self._streamed(generation, SseWriter(self._http, stream, self._headers))
+                return await self._plain(generation)
+        finally:
+            if self._request.sampling.beam is not None and self._record.outcome == CANCELLED:
+                self._visitor.use_all()  # how far a search had come is not told before its end
 
     def _on_tokens(self, index: int, count: int) -> None:
         self._record.on_tokens(index, count)
-        self._visitor.use_generated(count)
+        sampling = self._request.sampling  # of a search the results are told, and all beams were generated
+        self._visitor.use_generated(count * sampling.num_seqs // sampling.n)
 
     async def _plain(self, generation: Generation) -> web.Response:
         pieces: dict[int, list[Piece]] = defaultdict(list)
@@ -302,7 +307,9 @@ class _Answering:
             failure.message,
             failure.detail,
         )
-        return from_failure(failure, self._request.grammar_param if is_theirs else None)
+        found = from_failure(failure, self._request.grammar_param if is_theirs else None)
+        self._record.outcome = found.kind.value
+        return found
 
 
 def _outcome(reasons: Iterable[FinishReason]) -> str:

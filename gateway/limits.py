@@ -108,6 +108,10 @@ class Reservation:
         if beyond > 0:
             self._window.add(beyond, now_ms)
 
+    def use_up(self) -> None:
+        """All of it was taken, or may have been."""
+        self._used = max(self._used, self._reserved)
+
     def settle(self) -> None:
         """The request has ended: what it did not use was never used. Once."""
         self._window.give_back(max(self._reserved - self._used, 0), self._slot)

@@ -26,6 +26,7 @@ from engine.messages import StepReport
 from engine.stats import KV_TRANSFER_BUCKETS, TierStats, TransferStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+CANCELLED = "cancelled"
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _TOKEN_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
 _STEP_BUCKETS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
@@ -38,7 +39,7 @@ class RequestRecord:
         self._metrics = metrics
         self._started = time.perf_counter()
         self._last: dict[int, float] = {}
-        self.outcome = "cancelled"  # what leaves the scope without saying otherwise
+        self.outcome = CANCELLED  # what leaves the scope without saying otherwise
 
     def on_tokens(self, index: int, count: int) -> None:
         """Tokens of one of the request's sequences reached the gateway."""

@@ -1,10 +1,10 @@
-"""The one door through which work leaves the event loop: parsing, templates, tokenizing.
+"""The one door through which work leaves the event loop: parsing, templates, tokenizing, large answers.
 
-Runs on: the event loop, and ``tidegate-offload`` threads. Bound: ``max_pending`` calls wait or run at
-once; one more is refused with OffloadFullError. A call whose caller is cancelled never starts if it
-still waits; if it runs already, it runs to its end and its result is dropped. Work given to it must
-be of bounded cost, because a thread cannot be stopped. Those who wait go in turns, one call of each owner
-after the other, so that nobody waits behind all that another one sent.
+Runs on: the event loop, and ``tidegate-offload`` threads. Bound: ``max_pending`` calls of ``try_run`` wait or
+run at once; one more is refused. ``run`` is for answers to what was let in. A call whose caller is cancelled
+never starts if it still waits; if it runs already, it runs to its end and its result is dropped. Work given
+to it must be of bounded cost, because a thread cannot be stopped. Those who wait go in turns, one call of
+each owner after the other, so that nobody waits behind all that another one sent.
 """
 
 from __future__ import annotations
@@ -36,19 +36,23 @@ class Offload:
     def pending(self) -> int:
         return self._pending
 
-    async def run(self, function: Callable[..., T], *args: object, owner: str = "") -> T:
-        """Call ``function(*args)`` on a thread and wait for it without blocking the loop."""
+    async def try_run(self, function: Callable[..., T], *args: object, owner: str = "") -> T:
+        """Like ``run``, unless too much is pending: raises OffloadFullError then."""
         if self._pending >= self._max_pending:
             raise OffloadFullError("too much work is waiting for the tokenizer threads")
         self._pending += 1
         try:
-            await self._wait_for_turn(owner)
-            loop = asyncio.get_running_loop()
-            call = self._pool.submit(function, *args)
-            call.add_done_callback(lambda _: loop.call_soon_threadsafe(self._pass_on))
-            return await asyncio.wrap_future(call)
+            return await self.run(function, *args, owner=owner)
         finally:
             self._pending -= 1
+
+    async def run(self, function: Callable[..., T], *args: object, owner: str = "") -> T:
+        """Call ``function(*args)`` on a thread and wait for it without blocking the loop."""
+        await self._wait_for_turn(owner)
+        loop = asyncio.get_running_loop()
+        call = self._pool.submit(function, *args)
+        call.add_done_callback(lambda _: loop.call_soon_threadsafe(self._pass_on))
+        return await asyncio.wrap_future(call)
 
     async def _wait_for_turn(self, owner: str) -> None:
         """Until a thread is free for this caller."""

@@ -40,7 +40,12 @@ class SharedRoom:
         return self._held[holder.name]
 
     def lacking(self, holder: Holder, amount: int) -> int:
-        """How much has to be given back until ``amount`` more can be taken; 0: nothing has to."""
+        """How much has to be given back until ``amount`` more can be taken; 0: nothing has to.
+
+        Who holds too much because others came keeps it.
+        """
+        if not amount:
+            return 0
         free = self.capacity - self.used
         of_all = amount - free
         of_its_own = 0.0

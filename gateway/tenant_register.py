@@ -116,6 +116,11 @@ class Visitor:
     def use_generated(self, count: int) -> None:
         self._use(count, "generated")
 
+    def use_all(self) -> None:
+        """What the engine generated is not known: what was reserved counts as used."""
+        assert self._reservation is not None
+        self._reservation.use_up()
+
     def rate_limit_headers(self) -> dict[str, str]:
         return self._account.headers(self.tenant.limits, _now_ms())
 

@@ -19,7 +19,7 @@ async def offload() -> AsyncIterator[Offload]:
 
 
 async def test_work_runs_on_a_named_thread(offload: Offload) -> None:
-    name = await offload.run(lambda: threading.current_thread().name)
+    name = await offload.try_run(lambda: threading.current_thread().name)
     assert name.startswith("tidegate-offload")
     assert offload.pending == 0
 
@@ -29,24 +29,25 @@ async def test_errors_come_back(offload: Offload) -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        await offload.run(fail)
+        await offload.try_run(fail)
     assert offload.pending == 0
 
 
 async def test_one_call_too_many_is_refused(offload: Offload) -> None:
     go = threading.Event()
-    calls = [asyncio.create_task(offload.run(go.wait, 10)) for _ in range(2)]
+    calls = [asyncio.create_task(offload.try_run(go.wait, 10)) for _ in range(2)]
     await asyncio.sleep(0)
     with pytest.raises(OffloadFullError):
-        await offload.run(int)
+        await offload.try_run(int)
+    unbounded = asyncio.create_task(offload.run(int))
     go.set()
-    assert await asyncio.gather(*calls) == [True, True]
+    assert await asyncio.gather(*calls, unbounded) == [True, True, 0]
 
 
 async def test_a_cancelled_call_that_waits_never_starts(offload: Offload) -> None:
     go, started = threading.Event(), threading.Event()
-    first = asyncio.create_task(offload.run(go.wait, 10))
-    second = asyncio.create_task(offload.run(started.set))
+    first = asyncio.create_task(offload.try_run(go.wait, 10))
+    second = asyncio.create_task(offload.try_run(started.set))
     await asyncio.sleep(0)
     second.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -61,10 +62,10 @@ async def test_owners_go_in_turns(offload: Offload) -> None:
     """However much one of them sent before."""
     offload = Offload(num_threads=1)
     go, order = threading.Event(), list[str]()
-    first = asyncio.create_task(offload.run(go.wait, 10))
+    first = asyncio.create_task(offload.try_run(go.wait, 10))
     await asyncio.sleep(0)
     names = ["a1", "a2", "a3", "b1", "b2", "c1"]
-    calls = [asyncio.create_task(offload.run(order.append, name, owner=name[0])) for name in names]
+    calls = [asyncio.create_task(offload.try_run(order.append, name, owner=name[0])) for name in names]
     await asyncio.sleep(0)
     calls[1].cancel()
     go.set()
@@ -75,12 +76,12 @@ async def test_owners_go_in_turns(offload: Offload) -> None:
 
 async def test_a_turn_that_came_as_its_caller_went_is_passed_on(offload: Offload) -> None:
     go = threading.Event()
-    first = asyncio.create_task(offload.run(go.wait, 10))
-    second = asyncio.create_task(offload.run(int))
+    first = asyncio.create_task(offload.try_run(go.wait, 10))
+    second = asyncio.create_task(offload.try_run(int))
     await asyncio.sleep(0)
     go.set()
     while not second.done():  # cancel it in whatever state it is
         await asyncio.sleep(0)
         second.cancel()
     assert await first
-    assert await asyncio.wait_for(offload.run(lambda: 1), 5) == 1
+    assert await asyncio.wait_for(offload.try_run(lambda: 1), 5) == 1

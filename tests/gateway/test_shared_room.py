@@ -55,6 +55,13 @@ def test_what_is_lacking_is_enough_when_it_is_given_back() -> None:
     assert room.lacking(A, 10) == 0
 
 
+def test_who_wants_no_more_lacks_nothing() -> None:
+    room = SharedRoom(100)
+    fill(room, A)
+    room.take(B, 10)
+    assert (room.lacking(A, 0), room.lacking(A, 1) > 0) == (0, True)
+
+
 @given(
     st.integers(1, 500),
     st.lists(st.tuples(st.sampled_from("abcd"), st.floats(0.01, 100), st.integers(1, 40)), max_size=60),

@@ -128,13 +128,7 @@ async def test_keys_appear_nowhere(
 
 async def test_a_tenant_that_floods_leaves_room_for_others(make_house: Make, keys: Keys) -> None:
     keys.write(flood="", quiet="")
-    house: House = await make_house(
-        keys_file=keys.path,
-        max_num_seqs=4,
-        max_waiting=16,
-        max_total_body_bytes=5_000,
-        max_waiting_tokens=1_000,
-    )
+    house: House = await make_house(keys_file=keys.path, max_num_seqs=4, max_waiting=16)
     house.engine.freeze()
     asks = [asyncio.create_task(house.complete(headers=by("flood"), max_tokens=2)) for _ in range(60)]
     await until(lambda: sum(task.done() for task in asks) == 60 - 16)
@@ -247,16 +241,45 @@ async def test_places_are_given_back_when_a_client_goes(make_house: Make, keys: 
         async with raw_client(house) as second:
             await second.send_json("/v1/completions", body, **by("a"))
             await second.read_until(b"data: ")
+            house.engine.freeze()  # so that neither ends
             refused = await house.complete(headers=by("a"), max_tokens=1)
             assert (refused.status, refused.error["type"]) == (429, "requests")
             assert refused.error["code"] == "rate_limit_exceeded"
             assert int(refused.headers["retry-after"]) >= 1
+            house.engine.thaw()
             assert (await house.complete(headers=by("b"))).status == 200
     await house.idle()
     reply = await house.complete(headers=by("a"), max_tokens=90_000, n=1)
     assert reply.status == 200  # neither a place nor the tokens of those who went are held
     found = await samples(house)
     assert found["tidegate_requests_limited_total{limit=concurrency,tenant=a}"] == 1
+
+
+BEAMS = {"use_beam_search": True, "n": 2, "best_of": 4, "max_tokens": 50, "prompt": "Hi"}
+
+
+async def test_a_beam_search_is_charged_for_all_its_beams(make_house: Make, keys: Keys) -> None:
+    keys.write(a="tokens_per_minute = 1000")
+    house: House = await make_house(keys_file=keys.path)
+    house.say(text_ids("abcd"))
+    reply = await house.complete(headers=by("a"), **BEAMS)
+    assert reply.status == 200
+    told = reply.json["usage"]["completion_tokens"]
+    assert reply.headers["x-ratelimit-remaining-tokens"] == str(1000 - 2 - 2 * told)
+
+
+async def test_a_beam_search_that_is_given_up_is_charged_in_full(make_house: Make, keys: Keys) -> None:
+    """How far it had come, nobody knows."""
+    keys.write(a="tokens_per_minute = 1000")
+    house: House = await make_house(keys_file=keys.path)
+    house.engine.freeze()
+    async with raw_client(house) as client:
+        await client.send_json("/v1/completions", BEAMS, **by("a"))
+        await until(lambda: len(house.engine.record.submitted) == 1)
+    await house.idle()
+    house.engine.thaw()
+    models = await house.request("GET", "/v1/models", headers=by("a"))
+    assert models.headers["x-ratelimit-remaining-tokens"] == str(1000 - 2 - 4 * 50)
 
 
 @pytest.mark.parametrize("end", ["bad_request", "engine_fails", "dead_engine"])
