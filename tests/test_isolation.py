@@ -16,11 +16,11 @@ from benchmarks.isolation import ARRIVAL, DEPARTURE, Measurement, measure
 
 STEP_S = 0.02
 PATIENCE = 6  # times the usual gap
-NAMES = [name for name in DISTURBANCES if name not in ("256k-token prompt of ids", "64 MiB body")]
+NAMES = [name for name in DISTURBANCES if name != "256k-token prompt of ids"]  # less than one of text
 pytestmark = pytest.mark.timeout(300)
 
 
-CROWD = partial(many_clients, number=300)
+CROWD = partial(many_clients, number=300)  # of the thousand
 
 
 def run(*names: str) -> Measurement:
@@ -47,4 +47,4 @@ def measured() -> Measurement:
 @pytest.mark.parametrize("name", [*NAMES, ARRIVAL, DEPARTURE])
 def test_the_streams_of_others_keep_their_pace(measured: Measurement, name: str) -> None:
     again = (name,) if name in NAMES else (ARRIVAL, DEPARTURE)
-    assert is_isolated(measured, name) or any(is_isolated(run(*again), name) for _ in range(3))
+    assert is_isolated(measured, name) or any(is_isolated(run(*again), name) for _ in range(2))
