@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import msgspec
 
@@ -42,33 +43,41 @@ class Prompt:
     echo: Echo | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
-    """A request that passed every check. ``clamped_from`` is the max_tokens that did not fit.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerOptions:
+    """How a request wants to be answered, whatever its prompt.
 
     Of the sequences that each prompt's ``sampling`` asks for, ``num_choices`` are shown, with ``logprobs``
-    alternatives. ``keeps_stop``: what ended a text is part of it. ``is_open_ended``: it named no max_tokens.
-    With a ``reading`` the answers are more than their text. ``grammar_param``: the field a grammar is of.
+    alternatives. ``keeps_stop``: what ended a text is part of it. ``grammar_param``: whence a grammar comes.
     ``prompt_logprobs``: alternatives to show for each token of a prompt, beside those of an echo.
     ``names_special``: special tokens are text. ``continuous_usage``: every chunk tells the usage so far.
     """
 
     model: str
-    prompts: tuple[Prompt, ...]
-    stops: tuple[str, ...]
-    stream: bool
-    include_usage: bool
+    stops: tuple[str, ...] = ()
+    stream: bool = False
+    include_usage: bool = False
     num_choices: int = 1
     logprobs: int | None = None
     keeps_stop: bool = False
-    clamped_from: int | None = None
-    is_open_ended: bool = False
     service: Service = DEFAULT_SERVICE
-    reading: Reading | None = None
     prompt_logprobs: int | None = None
     names_special: bool = False
     continuous_usage: bool = False
     grammar_param: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest(AnswerOptions):
+    """A request that passed every check. ``clamped_from`` is the max_tokens that did not fit.
+
+    ``is_open_ended``: it named no max_tokens. With a ``reading`` the answers are more than their text.
+    """
+
+    prompts: tuple[Prompt, ...]
+    clamped_from: int | None = None
+    is_open_ended: bool = False
+    reading: Reading | None = None
 
     @property
     def sampling(self) -> SamplingParams:
@@ -94,25 +103,18 @@ class GenerationRequest:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedFields:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedFields(AnswerOptions):
     """All but the prompt. ``sampling.max_tokens`` is not final before the prompt's length is known."""
 
-    model: str
     sampling: SamplingParams
     requested_max_tokens: int | None
-    stops: tuple[str, ...]
-    stream: bool
-    include_usage: bool
-    num_choices: int
-    logprobs: int | None
-    keeps_stop: bool
-    grammar_param: str | None
     echo: bool
-    prompt_logprobs: int | None
-    names_special: bool
-    continuous_usage: bool
-    service: Service
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the request takes over as it is, by name."""
+        return {option.name: getattr(self, option.name) for option in fields(AnswerOptions)}
 
     @property
     def num_least(self) -> int:
@@ -190,25 +192,14 @@ def complete(
         check_shown_prompts(num_tokens, checked.sampling.prompt_logprobs, param)
     wanted = checked.requested_max_tokens
     return GenerationRequest(
-        model=checked.model,
+        **checked.options,
         prompts=tuple(
             Prompt(tuple(token_ids), _sampling_for(checked, room, default_max_tokens))
             for token_ids, room in zip(prompts, rooms, strict=True)
         ),
-        stops=checked.stops,
-        stream=checked.stream,
-        include_usage=checked.include_usage,
-        num_choices=checked.num_choices,
-        logprobs=checked.logprobs,
-        keeps_stop=checked.keeps_stop,
         clamped_from=wanted if wanted is not None and wanted > min(rooms) else None,
         is_open_ended=wanted is None,
-        service=checked.service,
         reading=reading,
-        prompt_logprobs=checked.prompt_logprobs,
-        names_special=checked.names_special,
-        continuous_usage=checked.continuous_usage,
-        grammar_param=checked.grammar_param,
     )
 
 

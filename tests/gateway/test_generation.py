@@ -47,7 +47,11 @@ async def generate_several(
     engine.scripts = lambda request: script
     sampling = SamplingParams(max_tokens=max_tokens, seed=0, n=n)
     request = GenerationRequest(
-        "tiny", (Prompt((1, 2, 3), sampling),), stops, False, False, n, keeps_stop=keeps_stop
+        model="tiny",
+        prompts=(Prompt((1, 2, 3), sampling),),
+        stops=stops,
+        num_choices=n,
+        keeps_stop=keeps_stop,
     )
     add = AddRequest(request_id="r", prompt_token_ids=(1, 2, 3), sampling=sampling)
     stream = TokenStream(engine, [add], StreamLimits())

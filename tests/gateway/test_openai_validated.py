@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,7 @@ import pytest
 from engine.messages import SamplingDefaults
 from gateway.errors import ApiError, ErrorKind
 from gateway.openai.model import ModelContext, check_text_length, check_token_ids
-from gateway.openai.validated import (
-    check_fields,
-    complete,
-)
+from gateway.openai.validated import AnswerOptions, check_fields, complete
 from gateway.openai.wire import GenerationFields, StreamOptions
 from gateway.tokenizer import TextCodec
 from tests.support.tiny_tokenizers import byte_level, save
@@ -150,6 +148,20 @@ def test_max_tokens_is_clamped_to_the_room(
 def test_min_tokens_follows_the_clamp(model: ModelContext) -> None:
     request = complete(check(model, min_tokens=80), [[1] * 50], model, "prompt")
     assert (request.sampling.min_tokens, request.sampling.max_tokens) == (50, 50)
+
+
+def test_a_request_is_answered_as_its_checked_fields_say(model: ModelContext) -> None:
+    wire = GenerationFields(
+        model="alias", stop="x", stream=True, n=3, include_stop_str_in_output=True, skip_special_tokens=False,
+        stream_options=StreamOptions(include_usage=True, continuous_usage_stats=True), guided_regex="a",
+        service_tier="flex",
+    )  # fmt: skip
+    checked = check_fields(wire, model, None, 5)
+    request = complete(checked, [[1] * 10], model, "prompt")
+    for option in fields(AnswerOptions):
+        assert getattr(request, option.name) == getattr(checked, option.name)
+        if option.name != "prompt_logprobs":  # which is not streamed
+            assert getattr(request, option.name) != option.default
 
 
 @pytest.mark.case("C11")
