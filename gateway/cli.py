@@ -22,7 +22,7 @@ from gateway.lifecycle import EXIT_USER_ERROR, run_server
 from gateway.options import FiniteFloat, engine_config, engine_options, tls_files, tls_options
 from gateway.state import GatewaySettings, package_version
 from gateway.terminal_chat import ChatError, Server, own_server, run_chat
-from gateway.tools.registry import AUTO, FAMILIES, NONE
+from gateway.tools.registry import FAMILIES
 
 _DEFAULTS = GatewaySettings()
 _LIMITS = _DEFAULTS.connection_limits
@@ -143,7 +143,7 @@ def main() -> None:
 )
 @click.option(
     "--reasoning-parser",
-    type=click.Choice([AUTO, NONE, *thoughts.FAMILIES]),
+    type=click.Choice([thoughts.AUTO, thoughts.NONE, *thoughts.FAMILIES]),
     default=_DEFAULTS.reasoning_parser,
     show_default=True,
     help="How the model marks its thoughts; auto goes by its chat template.",

@@ -10,16 +10,14 @@ import re
 from collections.abc import Mapping, Sequence
 
 from engine.config import ConfigError
+from gateway.limits import RATE_LIMIT_HEADERS
 
 ANY_ORIGIN = "*"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.:\[\]_-]+|null")
 _METHODS = "GET, POST, OPTIONS"
 _REQUEST_HEADERS = "Authorization, Content-Type, X-Request-Id, *"  # a star does not stand for Authorization
-_RATE_LIMIT_HEADERS = [
-    f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")
-]
 _OUR_HEADERS = ["x-request-id", "retry-after", "retry-after-ms", "x-tidegate-max-tokens-clamped"]
-_EXPOSED = {"Access-Control-Expose-Headers": ", ".join((*_OUR_HEADERS, *_RATE_LIMIT_HEADERS, "*"))}
+_EXPOSED = {"Access-Control-Expose-Headers": ", ".join((*_OUR_HEADERS, *RATE_LIMIT_HEADERS, "*"))}
 _PREFLIGHT_MAX_AGE_S = 600
 
 

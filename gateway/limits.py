@@ -34,6 +34,15 @@ class Limits:
 NO_LIMITS = Limits()
 
 
+def _header(what: str, of: str) -> str:
+    return f"x-ratelimit-{what}-{of}"
+
+
+RATE_LIMIT_HEADERS = tuple(
+    _header(what, of) for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")
+)
+
+
 class LimitError(ApiError):
     """A tenant's own limit refuses a request. ``limit`` is the label of the metric."""
 
@@ -189,9 +198,9 @@ class Account:
             ("tokens", self.tokens, limits.tokens_per_minute),
         ):
             if limit is not None:
-                found[f"x-ratelimit-limit-{name}"] = str(limit)
-                found[f"x-ratelimit-remaining-{name}"] = str(max(limit - window.used(now_ms), 0))
-                found[f"x-ratelimit-reset-{name}"] = duration(window.reset_ms(now_ms))
+                found[_header("limit", name)] = str(limit)
+                found[_header("remaining", name)] = str(max(limit - window.used(now_ms), 0))
+                found[_header("reset", name)] = duration(window.reset_ms(now_ms))
         return found
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gateway.errors import TABLE, Error, ErrorKind
+from gateway.limits import RATE_LIMIT_HEADERS
 from gateway.openai.chat import ChatWire
 from gateway.openai.chat_answers import ChatAnswer, ChatChunk
 from gateway.openai.completions import Completion, CompletionWire
@@ -203,7 +204,7 @@ def _parameters(operation: Operation) -> Iterator[str]:
 def _responses(operation: Operation, about: About) -> Schema:
     headers = ["x-request-id"]
     if about.needs_key and operation.access is Access.API_KEY:
-        headers += _RATE_LIMITS
+        headers += RATE_LIMIT_HEADERS
     kinds = [*operation.failures, *_ANYWHERE]
     if _is_locked(operation.access, about):
         kinds.append(ErrorKind.UNAUTHORIZED)
@@ -281,15 +282,9 @@ _HEADERS: Schema = {
     },
     "Retry-After": {"description": "Seconds, when it makes sense to come back.", "schema": _WHOLE_NUMBER},
     "retry-after-ms": {"description": "The same, in milliseconds.", "schema": _WHOLE_NUMBER},
-    "x-ratelimit-limit-requests": _AMOUNT,
-    "x-ratelimit-remaining-requests": _AMOUNT,
-    "x-ratelimit-reset-requests": _RESET,
-    "x-ratelimit-limit-tokens": _AMOUNT,
-    "x-ratelimit-remaining-tokens": _AMOUNT,
-    "x-ratelimit-reset-tokens": _RESET,
+    **{name: _RESET if "-reset-" in name else _AMOUNT for name in RATE_LIMIT_HEADERS},
     "WWW-Authenticate": {"required": True, "schema": {"const": "Bearer"}},
 }
-_RATE_LIMITS = tuple(name for name in _HEADERS if name.startswith("x-ratelimit-"))
 _RETRY = ("Retry-After", "retry-after-ms")
 _HEADERS_OF = {401: ("WWW-Authenticate",), 429: _RETRY, 503: _RETRY}
 _REQUEST_ID: Schema = {

@@ -12,7 +12,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-AUTO, NONE = "auto", "none"
+AUTO, NONE = "auto", "none"  # for every kind of parser that can be chosen
 
 
 class ReasoningParserError(ValueError):

@@ -12,17 +12,15 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from engine.messages import FinishReason, PromptLogprobs
+from engine.messages import PromptLogprobs
 from gateway.answer import CallPiece, Piece
-from gateway.openai.notes import one_of
 
 _LOWEST_LOGPROB = -9999.0
-FinishReasonName = Annotated[str, one_of((FinishReason.STOP.value, FinishReason.LENGTH.value))]
 
 
 class PromptTokensDetails(msgspec.Struct):

@@ -21,7 +21,7 @@ from gateway.openai.notes import one_of
 from gateway.openai.prompts import ShownLogprobs, shown_logprobs
 from gateway.openai.validated import GenerationRequest
 
-FinishReasonName = Annotated[str, one_of(("stop", "length", "tool_calls", "function_call"))]
+ChatFinishReason = Annotated[str, one_of(("stop", "length", "tool_calls", "function_call"))]
 
 
 class TopLogprob(msgspec.Struct):
@@ -69,7 +69,7 @@ class ChunkChoice(msgspec.Struct, kw_only=True):
     index: int = 0
     delta: Delta
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishReasonName | None = None
+    finish_reason: ChatFinishReason | None = None
 
 
 class MessageCall(msgspec.Struct, kw_only=True):
@@ -94,7 +94,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     index: int = 0
     message: AssistantMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: FinishReasonName
+    finish_reason: ChatFinishReason
 
 
 class ChatAnswer(msgspec.Struct, kw_only=True):

@@ -8,11 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.chat_template import ChatTemplate
-from gateway.thoughts import ThoughtMarks, marks_of
+from gateway.thoughts import AUTO, NONE, ThoughtMarks, marks_of
 from gateway.tools.registry import (
-    AUTO,
     HERMES,
-    NONE,
     ToolFamily,
     ToolParserError,
     check_parser,

@@ -16,20 +16,19 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from engine.messages import PromptLogprobs, TokenLogprobs
+from engine.messages import FinishReason, PromptLogprobs, TokenLogprobs
 from gateway.answer import Piece
 from gateway.detokenizer import TokenTable
 from gateway.errors import bad_request
 from gateway.openai.answers import (
     AnswerFormat,
-    FinishReasonName,
     Identity,
     Usage,
     WholeChoice,
     finite,
 )
 from gateway.openai.model import ModelContext, check_text_length, check_token_ids
-from gateway.openai.notes import REQUIRED, Exactly, Figure, told
+from gateway.openai.notes import REQUIRED, Exactly, Figure, one_of, told
 from gateway.openai.prompts import Echo, ShownLogprobs, shown_logprobs, truncated
 from gateway.openai.ranges import MAX_LOGPROBS, MAX_PROMPTS, check_count
 from gateway.openai.validated import (
@@ -54,6 +53,7 @@ _PROMPTS = {
         {"type": "array", "items": _TOKEN_IDS, "minItems": 1, "maxItems": MAX_PROMPTS},
     ],
 }
+CompletionFinishReason = Annotated[str, one_of((FinishReason.STOP.value, FinishReason.LENGTH.value))]
 
 
 class CompletionWire(GenerationFields, kw_only=True, forbid_unknown_fields=True):
@@ -77,7 +77,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     index: int = 0
     text: str = ""
     logprobs: CompletionLogprobs | None = None
-    finish_reason: FinishReasonName | None = None
+    finish_reason: CompletionFinishReason | None = None
     prompt_logprobs: list[ShownLogprobs | None] | UnsetType = UNSET
 
 

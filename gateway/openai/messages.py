@@ -17,10 +17,10 @@ import msgspec
 
 from gateway.errors import bad_request, unsupported
 from gateway.openai.notes import REQUIRED, one_of, told
+from gateway.tools.base import SHORT_ID_CHARS
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _PART_TYPES = ("text", "refusal")
-_SHORT_ID = 9
 
 
 class ContentPart(msgspec.Struct):
@@ -144,6 +144,6 @@ def _arguments(arguments: str | dict[str, Any] | None, *, as_text: bool) -> Any:
 
 def _call_id(call_id: str, form: MessageForm) -> str:
     """The id, or if it has not the form that the template takes, always the same one in its place."""
-    if not form.short_ids or (len(call_id) == _SHORT_ID and call_id.isascii() and call_id.isalnum()):
+    if not form.short_ids or (len(call_id) == SHORT_ID_CHARS and call_id.isascii() and call_id.isalnum()):
         return call_id
-    return hashlib.blake2s(call_id.encode(errors="replace")).hexdigest()[:_SHORT_ID]
+    return hashlib.blake2s(call_id.encode(errors="replace")).hexdigest()[:SHORT_ID_CHARS]

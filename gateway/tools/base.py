@@ -14,6 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
+SHORT_ID_CHARS = 9
+"""Length of a call's id in those families whose templates take no other; letters and digits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Content:

@@ -9,13 +9,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.tools.base import ToolCallParser
+from gateway.thoughts import AUTO, NONE
+from gateway.tools.base import SHORT_ID_CHARS, ToolCallParser
 from gateway.tools.hermes import HermesParser
 from gateway.tools.llama3_json import Llama3JsonParser
 from gateway.tools.mistral import MistralParser
 from gateway.tools.pythonic import PythonicParser
-
-AUTO, NONE = "auto", "none"
 
 
 class ToolParserError(ValueError):
@@ -39,12 +38,11 @@ class ToolFamily:
     def new_call_id(self) -> str:
         """A random id of a call, in the form that the family's chat templates take."""
         if self.short_ids:
-            return "".join(secrets.choice(_ID_CHARS) for _ in range(_SHORT_ID))
+            return "".join(secrets.choice(_ID_CHARS) for _ in range(SHORT_ID_CHARS))
         return f"call_{secrets.token_hex(12)}"
 
 
 _ID_CHARS = string.ascii_letters + string.digits
-_SHORT_ID = 9
 HERMES = ToolFamily(
     "hermes", HermesParser, HermesParser.marks, ("<tool_call>",), not_with=("<function=", "<arg_key>")
 )
