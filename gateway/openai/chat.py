@@ -41,7 +41,7 @@ from gateway.openai.validated import (
     check_max_tokens,
     complete,
 )
-from gateway.openai.wire import NEUTRAL, GenerationFields, MaxTokens, decode
+from gateway.openai.wire import GenerationFields, MaxTokens, decode
 from gateway.reading import Calls, Reading, Thoughts
 from gateway.tools.base import ToolCallParser
 from gateway.tools.forced import NamedCallParser, RequiredCallsParser
@@ -104,7 +104,7 @@ class ChatEndpoint:
         self._table_with_calls = self._table.showing(call_marks)
         self.capabilities = Capabilities(
             chat=template is not None,
-            structured_output="response_format" not in NEUTRAL,
+            structured_output=True,
             tools=template is not None and style.tools is not None,
             tool_call_parser=None if style.tools is None else style.tools.name,
             reasoning_parser=None if style.thoughts is None else style.thoughts.name,
