@@ -12,6 +12,7 @@ from aiohttp import web
 from gateway.errors import ApiError, ErrorKind
 from gateway.request_keys import GATEWAY, assign_visitor
 from gateway.tenant_register import Visitor
+from gateway.tenants import key_bytes
 
 _TENANT_PATHS = ("/v1/", "/tokenize", "/detokenize")
 
@@ -21,7 +22,7 @@ def authenticate(request: web.Request) -> None:
     gateway = request.app[GATEWAY]
     admin_key = gateway.settings.admin_key
     if request.path.startswith("/debug/") and admin_key is not None:
-        if not hmac.compare_digest(_bearer_token(request), admin_key.encode()):
+        if not hmac.compare_digest(_bearer_token(request), key_bytes(admin_key)):
             raise _unauthorized()
     elif request.path.startswith(_TENANT_PATHS):
         tenant = gateway.tenants.find(_bearer_token(request))

@@ -3,8 +3,9 @@
 Pure. A key is looked up by its SHA-256: what a caller can vary is hashed before anything is compared, so
 the time of the look-up tells nothing about any key, and no key is kept. A plain hash is right here because
 keys are random: of 256 random bits none can be found by trying, however fast the hash; slow hashes are for
-what people choose. The salt comes from the tenant, never from a caller or a key: all keys of a tenant find
-what any of them computed, and a new key finds it too.
+what people choose. The salt comes from the tenant, never from a caller: all keys of a tenant of the keys
+file find what any of them computed, and a new key finds it too. A tenant that is one ``--api-key`` has
+nothing else that is its own and lasts, so its salt comes from that key.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def make_keyring(api_keys: Sequence[str], listed: Iterable[ListedTenant]) -> Key
     """Every API key is a tenant of its own. Raises DuplicateKeyError."""
     found: dict[bytes, Tenant] = {}
     for number, api_key in enumerate(dict.fromkeys(api_keys), start=1):
-        salt = hashlib.blake2s(api_key.encode()).digest()
+        salt = hashlib.blake2s(key_bytes(api_key)).digest()
         found[_digest(api_key)] = Tenant(f"{API_KEY_PREFIX}{number}", salt)
     for entry in listed:
         for digest in entry.digests:
@@ -109,5 +110,10 @@ def new_key() -> str:
     return _NEW_KEY_PREFIX + secrets.token_urlsafe(_NEW_KEY_BYTES)
 
 
+def key_bytes(key: str) -> bytes:
+    """A key of the environment or the command line as it was given, be it UTF-8 or not."""
+    return key.encode("utf-8", errors="surrogateescape")
+
+
 def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", errors="surrogateescape")).digest()
+    return hashlib.sha256(key_bytes(key)).digest()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.house import House
+from tests.gateway.house import House, raw_client
 
 Make = Callable[..., Any]
 
@@ -28,7 +28,15 @@ async def test_a_key_counts_as_a_bearer_token_only(make_house: Make, scheme: str
     assert reply.status == 401
 
 
-@pytest.mark.parametrize("path", ["/health", "/metrics", "/version"])
+async def test_a_key_need_not_be_utf_8(make_house: Make) -> None:
+    house: House = await make_house(api_keys=("k\udcff",), admin_key="a\udcff")
+    for path, key in ((b"/v1/models", b"k\xff"), (b"/debug/integrity", b"a\xff")):
+        async with raw_client(house) as client:
+            await client.send(b"GET %b HTTP/1.1\r\nHost: t\r\nAuthorization: Bearer %b\r\n\r\n" % (path, key))
+            assert (await client.read_until(b"\r\n")).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/version", "/openapi.json"])
 async def test_what_tells_about_the_server_is_open(make_house: Make, path: str) -> None:
     house: House = await make_house(api_keys=("tenant",), admin_key="admin")
     assert (await house.request("GET", path)).status == 200

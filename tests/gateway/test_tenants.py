@@ -53,6 +53,13 @@ def test_api_keys_are_tenants_of_their_own_with_names_that_tell_nothing() -> Non
     assert len({first.cache_salt, second.cache_salt, ANONYMOUS.cache_salt}) == 3
 
 
+def test_a_key_need_not_be_utf_8() -> None:
+    ring = make_keyring(("k\udcff", "k\udcfe"), [])
+    one, other = ring.find(b"k\xff"), ring.find(b"k\xfe")
+    assert one is not None and other is not None
+    assert one.cache_salt != other.cache_salt
+
+
 def test_the_salt_is_the_tenants_or_the_groups_and_never_a_keys() -> None:
     salts = [salt_of(name, group) for name in ("a", "b") for group in (None, "a", "g")]
     own_a, group_a, in_g, own_b, _, also_in_g = salts
