@@ -88,6 +88,30 @@ def body_of_many_parts(port: int) -> None:
     _send(port, iter([_request(_COMPLETIONS, body)]), 200, 400)
 
 
+def body_of_many_pairs(port: int) -> None:
+    """The same of metadata, which is an object of strings."""
+    pairs = b",".join(b'"%d":""' % number for number in range(600_000))
+    _send(port, iter([_request(_COMPLETIONS, b'{"prompt":"x","metadata":{' + pairs + b"}}")]), 400)
+
+
+def body_of_many_texts(port: int) -> None:
+    """The same of prompts, each of them empty."""
+    body = b'{"prompt":[' + b'"",' * ((LARGEST_BYTES - 64) // 3) + b'""]}'
+    _send(port, iter([_request(_COMPLETIONS, body)]), 400)
+
+
+def body_of_long_numbers(port: int) -> None:
+    """The largest numbers that Python reads, which takes it the square of their length."""
+    body = b'{"prompt":[' + (b"1" * 4299 + b",") * ((LARGEST_BYTES - 64) // 4300) + b"1]}"
+    _send(port, iter([_request(_COMPLETIONS, body)]), 400)
+
+
+def many_tokens_to_text(port: int) -> None:
+    """As many token ids for ``/detokenize`` as a body can have: more than values, and than the window."""
+    for number, status in (((LARGEST_BYTES - 64) // 2, 400), (500_000, 400), (PROMPT_TOKENS, 200)):
+        _send(port, iter([_request("/detokenize", b'{"tokens":[' + b"9," * number + b"9]}")]), status)
+
+
 def _ask(port: int, path: str, **fields: object) -> None:
     body = json.dumps({"max_tokens": 1, **fields}).encode()
     _send(port, iter([_request(path, body)]), 200)
@@ -161,6 +185,10 @@ DISTURBANCES: Mapping[str, Disturbance] = {
     "64 MiB body, chunked": giant_chunked_body,
     "64 MiB body, compressed": giant_compressed_body,
     "8 MiB body of empty lists": body_of_many_parts,
+    "8 MiB body of pairs": body_of_many_pairs,
+    "8 MiB body of empty texts": body_of_many_texts,
+    "8 MiB body of long numbers": body_of_long_numbers,
+    "8 MiB of token ids to text": many_tokens_to_text,
     "256k-token prompt": giant_prompt,
     "256k-token prompt of ids": giant_prompt_of_ids,
     "256k-token chat": giant_chat,

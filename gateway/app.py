@@ -11,6 +11,7 @@ import asyncio
 import logging
 import socket
 import ssl
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -32,6 +33,7 @@ from gateway.tenant_register import TenantRegister
 log = logging.getLogger("tidegate.gateway")
 
 _BACKLOG = 1024
+_MAX_DIGITS = 640  # of numbers in bodies; the least that Python allows. Longer ones cost the square of it
 
 
 def build_app(gateway: Gateway) -> web.Application:
@@ -123,6 +125,7 @@ async def serve(
     ``listeners`` are bound already (``gateway.listeners``). ``tenants``: opened already, so that they can be
     reloaded meanwhile. Raises UnsupportedTokenizerError.
     """
+    sys.set_int_max_str_digits(_MAX_DIGITS)
     gateway = await open_gateway(engine, settings, tenants)
     try:
         async with running_site(gateway, listeners, tls):

@@ -38,7 +38,7 @@ class TokenizeWire(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 class DetokenizeWire(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: ModelName = None
-    tokens: Annotated[list[TokenId] | None, REQUIRED] = None
+    tokens: Annotated[list[TokenId] | None, REQUIRED, told(maxItems=Figure.WINDOW)] = None
 
 
 class Tokenized(msgspec.Struct, kw_only=True):
@@ -88,6 +88,8 @@ class TokensEndpoint:
         check_model(wire.model, self._model)
         if wire.tokens is None:
             raise bad_request("tokens", "'tokens' is missing.")
+        if len(wire.tokens) > self._model.window:
+            raise bad_request("tokens", f"'tokens' must have at most {self._model.window} ids, the window.")
         check_token_ids(wire.tokens, self._model, "tokens")
         raw = b"".join(self._model.codec.table.label(token)[1] for token in wire.tokens)
         return _ENCODER.encode(Detokenized(prompt=raw.decode("utf-8", errors="replace")))

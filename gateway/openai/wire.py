@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from gateway.errors import ApiError, ErrorKind, bad_request, unsupported
+from gateway.openai.body_parts import check_parts
 from gateway.openai.notes import Figure, ModelName, TokenId, one_of, told
 from gateway.openai.ranges import (
     LENGTH_PENALTY,
@@ -153,7 +154,6 @@ _REASONS = {
     "audio": "this model writes text",
     "modalities": "this model writes text",
 }
-MAX_PARTS = 200_000
 _WIRE = TypeVar("_WIRE", bound=msgspec.Struct)
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
@@ -161,14 +161,10 @@ _SANE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\[\]-]{0,63}")
 
 
 def decode(decoder: msgspec.json.Decoder[_WIRE], body: bytes) -> _WIRE:
-    """Parse a body. Raises ApiError (400) for broken JSON, wrong types and unknown fields.
-
-    Making lists and objects is what takes time, and no other thread runs meanwhile: their number is bounded.
-    """
+    """Parse a body. Raises ApiError (400) for broken JSON, very many values, wrong types, unknown fields."""
     if not body:
         raise bad_request(None, "The request body is empty; a JSON object is expected.")
-    if body.count(b"[") + body.count(b"{") > MAX_PARTS:
-        raise bad_request(None, f"The request body has more than {MAX_PARTS} brackets and braces.")
+    check_parts(body)
     try:
         wire = decoder.decode(body)
     except msgspec.ValidationError as error:

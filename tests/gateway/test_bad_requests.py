@@ -32,7 +32,7 @@ CASES = [
     ),
     pytest.param({"n": 5_000_000}, "n", marks=pytest.mark.case("C6")),
     pytest.param({"best_of": 5_000_000}, "best_of", marks=pytest.mark.case("C6")),
-    pytest.param({"stop": ["x"] * 200_000}, "stop", marks=pytest.mark.case("C7")),
+    pytest.param({"stop": ["x"] * 50_000}, "stop", marks=pytest.mark.case("C7")),
     pytest.param({"stop": [f"{i}" for i in range(5)]}, "stop", marks=pytest.mark.case("C7")),
     pytest.param({"bad_words": ["x"] * 50_000}, "bad_words", marks=pytest.mark.case("C7")),
     pytest.param({"stop_token_ids": [1] * 50_000}, "stop_token_ids", marks=pytest.mark.case("C7")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -45,6 +46,13 @@ async def test_special_tokens_show_as_their_names(make_house: Make) -> None:
     assert (await post(house, "/detokenize", tokens=[])).json == {"prompt": ""}
 
 
+async def test_as_many_ids_as_the_window_has_tokens_are_text(make_house: Make) -> None:
+    house = await make_house()
+    assert (await post(house, "/detokenize", tokens=[65] * 256)).json == {"prompt": "A" * 256}
+    schemas = (await house.request("GET", "/openapi.json")).json["components"]["schemas"]
+    assert '"maxItems": 256' in json.dumps(schemas["DetokenizeWire"]["properties"]["tokens"])
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
@@ -61,6 +69,7 @@ async def test_special_tokens_show_as_their_names(make_house: Make) -> None:
         ("/detokenize", {"tokens": [300]}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
+        ("/detokenize", {"tokens": [65] * 257}, "tokens"),
         ("/detokenize", {"tokens": [1], "model": "other"}, "model"),
     ],
 )
