@@ -136,7 +136,7 @@ class ChatEndpoint:
     def _checked(self, use: ToolUse) -> ToolUse:
         if use.functions and self._style.tools is None:
             raise unsupported(
-                "functions" if use.is_legacy else "tools",
+                use.param,
                 "This server does not offer tools to its model; GET /v1/models tells what it supports.",
             )
         return use
@@ -198,7 +198,7 @@ def _with_grammar(checked: CheckedFields, use: ToolUse) -> CheckedFields:
     if sampling.beam is not None:
         raise bad_request("use_beam_search", "'use_beam_search' does not go with a call that is forced.")
     sampling = msgspec.structs.replace(sampling, grammar=forced_grammar(use))
-    return replace(checked, sampling=sampling, grammar_param="tools")
+    return replace(checked, sampling=sampling, grammar_param=use.param)
 
 
 def _reason(use: ToolUse) -> str:

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from engine.messages import Grammar
 from gateway.errors import bad_request, unsupported
 from gateway.openai.ranges import MAX_FORM_CHOICES
+from gateway.openai.schema_limits import schema_grammar, sized
 from gateway.openai.wire import GenerationFields
 
-MAX_TEXT_BYTES = 64 * 1024
-MAX_DEPTH = 64
-_MAX_NAME_CHARS = 64
+_MAX_SCHEMA_NAME_CHARS = 64
 _ANY_OBJECT = Grammar("json_schema", '{"type":"object"}')
 _META = frozenset("\\.+*?()|[]{}^$#&-~/")
 _QUANTIFIERS = "*+?"
@@ -76,11 +75,9 @@ def _response_format(wire: GenerationFields) -> list[_Wish]:
         raise bad_request(f"{param}.type", "'response_format.type' must be text, json_object or json_schema.")
     if wanted.json_schema is None or wanted.json_schema.schema is None:
         raise bad_request(f"{param}.json_schema", "'response_format.json_schema.schema' is missing.")
-    if len(wanted.json_schema.name or "") > _MAX_NAME_CHARS:
-        raise bad_request(
-            f"{param}.json_schema.name",
-            f"'response_format.json_schema.name' must not have more than {_MAX_NAME_CHARS} characters.",
-        )
+    if len(wanted.json_schema.name or "") > _MAX_SCHEMA_NAME_CHARS:
+        where = f"{param}.json_schema.name"
+        raise bad_request(where, f"'{where}' must not have more than {_MAX_SCHEMA_NAME_CHARS} characters.")
     return [_Wish(f"{param}.json_schema.schema", wanted.json_schema.schema, _schema)]
 
 
@@ -118,17 +115,6 @@ def _guided(wire: GenerationFields) -> list[_Wish]:
 # ---- what they become ------------------------------------------------------------------------------
 
 
-def _sized(kind: Literal["json_schema", "regex", "lark"], text: str, param: str) -> Grammar:
-    size = len(text.encode())
-    if size > MAX_TEXT_BYTES:
-        raise bad_request(
-            param, f"'{param}' has {size} bytes of grammar; {MAX_TEXT_BYTES} are taken at most."
-        )
-    if not text:
-        raise bad_request(param, f"'{param}' is empty.")
-    return Grammar(kind, text)
-
-
 def _any_object(value: Any, param: str) -> Grammar:
     return _ANY_OBJECT
 
@@ -142,36 +128,18 @@ def _schema(value: Any, param: str) -> Grammar:
             raise bad_request(param, f"'{param}' is a string that is not valid JSON.") from None
     if not isinstance(value, dict):
         raise bad_request(param, f"'{param}' must be a JSON schema, which is an object.")
-    grammar = _sized("json_schema", msgspec.json.encode(value).decode(), param)
-    if not _is_shallow(value):
-        raise bad_request(param, f"'{param}' is nested more than {MAX_DEPTH} levels deep.")
-    return grammar
-
-
-def _is_shallow(value: Any) -> bool:
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [child for node in level for child in _children(node)]
-        if not level:
-            return True
-    return False
-
-
-def _children(node: Any) -> list[Any]:
-    if isinstance(node, dict):
-        return list(node.values())
-    return node if isinstance(node, list) else []
+    return schema_grammar(value, param)
 
 
 def _regex(value: str, param: str) -> Grammar:
-    grammar = _sized("regex", value, param)
+    grammar = sized("regex", value, param)
     if has_stacked_quantifiers(value):
         raise bad_request(param, f"'{param}' repeats a repetition, as in a**; put the inner one in a group.")
     return grammar
 
 
 def _lark(value: str, param: str) -> Grammar:
-    grammar = _sized("lark", value.strip(), param)
+    grammar = sized("lark", value.strip(), param)
     if "::=" in value:
         raise unsupported(param, f"'{param}' looks like EBNF; a Lark grammar is expected, with 'start: ...'.")
     return grammar
@@ -182,8 +150,8 @@ def _choice(value: list[str], param: str) -> Grammar:
         raise bad_request(param, f"'{param}' must have 1 to {MAX_FORM_CHOICES} texts.")
     if not all(value):
         raise bad_request(param, f"'{param}' has an empty text.")
-    _sized("regex", "".join(value), param)  # before the work of escaping it
-    return _sized("regex", "|".join(map(_literal, dict.fromkeys(value))), param)
+    sized("regex", "".join(value), param)  # before the work of escaping it
+    return sized("regex", "|".join(map(_literal, dict.fromkeys(value))), param)
 
 
 def _literal(text: str) -> str:

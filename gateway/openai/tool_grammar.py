@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from engine.messages import Grammar
+from gateway.openai.schema_limits import MAX_FORCED_BYTES, sized
 from gateway.openai.tools import FunctionSpec, ToolUse
 
 # With one of these a schema says itself what else its objects may have.
@@ -19,18 +20,23 @@ _OPEN_ENDED |= {"allOf", "anyOf", "oneOf", "$ref", "if"}
 
 
 def forced_grammar(use: ToolUse) -> Grammar:
-    """For a use that is forced."""
+    """For a use that is forced. Raises ApiError if its schemas are too much together."""
     assert use.is_forced
     if use.named is not None:
         (function,) = (function for function in use.functions if function.name == use.named)
         schema = _parameters(function)
     else:
         schema = _calls(use)
-    return Grammar("json_schema", msgspec.json.encode(schema).decode())
+    return _sized(schema, use)
+
+
+def _sized(schema: Any, use: ToolUse) -> Grammar:
+    return sized("json_schema", msgspec.json.encode(schema).decode(), use.param, MAX_FORCED_BYTES)
 
 
 def _calls(use: ToolUse) -> dict[str, Any]:
-    """Schemas of all functions move into one; references inside them move along."""
+    """Schemas of all functions move into one; references inside them move along. Raises ApiError."""
+    _sized([function.parameters for function in use.functions], use)  # before the work of moving them
     schema: dict[str, Any] = {
         "type": "array",
         "minItems": 1,

@@ -15,10 +15,9 @@ import msgspec
 
 from gateway.errors import bad_request, unsupported
 from gateway.openai.notes import REQUIRED, one_of, told
+from gateway.openai.schema_limits import schema_grammar
 
 MAX_TOOLS = 128
-MAX_SCHEMA_BYTES = 65_536
-MAX_SCHEMA_DEPTH = 64
 MAX_DESCRIPTION_CHARS = 65_536
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
@@ -89,6 +88,11 @@ class ToolUse:
     @property
     def is_forced(self) -> bool:
         return self.is_required or self.named is not None
+
+    @property
+    def param(self) -> str:
+        """The field that brought the functions."""
+        return "functions" if self.is_legacy else "tools"
 
     @property
     def names(self) -> frozenset[str]:
@@ -164,22 +168,7 @@ def _check_functions(functions: Sequence[FunctionSpec], param: str, item: str) -
 def _check_schema(schema: dict[str, Any], param: str) -> None:
     if schema.get("type", "object") != "object":
         raise bad_request(param, "The parameters must be a JSON schema of type 'object'.")
-    if _depth(schema) > MAX_SCHEMA_DEPTH:
-        raise bad_request(param, f"The schema is nested more than {MAX_SCHEMA_DEPTH} deep.")
-    if len(msgspec.json.encode(schema)) > MAX_SCHEMA_BYTES:
-        raise bad_request(param, f"The schema is longer than {MAX_SCHEMA_BYTES} bytes of JSON.")
-
-
-def _depth(value: Any) -> int:
-    """How deep objects and arrays are nested, without recursion; no further than just beyond the limit."""
-    depth, level = 0, [value]
-    while depth <= MAX_SCHEMA_DEPTH:
-        inside = [item for item in level if isinstance(item, dict | list)]
-        if not inside:
-            break
-        level = [child for item in inside for child in (item.values() if isinstance(item, dict) else item)]
-        depth += 1
-    return depth
+    schema_grammar(schema, param)
 
 
 def _old_choice(functions: tuple[FunctionSpec, ...], choice: str | FunctionName | None) -> ToolUse:

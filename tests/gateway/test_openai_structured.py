@@ -12,12 +12,8 @@ import pytest
 from engine.messages import Grammar
 from gateway.errors import ApiError
 from gateway.openai.ranges import MAX_FORM_CHOICES
-from gateway.openai.structured import (
-    MAX_DEPTH,
-    MAX_TEXT_BYTES,
-    check_structured,
-    has_stacked_quantifiers,
-)
+from gateway.openai.schema_limits import MAX_DEPTH, MAX_GRAMMAR_BYTES
+from gateway.openai.structured import check_structured, has_stacked_quantifiers
 from gateway.openai.wire import GenerationFields, decode
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}}
@@ -109,11 +105,11 @@ def test_choices_are_taken_literally() -> None:
         ({"guided_json": {"enum": ["x" * 10] * 6000}}, "guided_json"),
         ({"guided_regex": ""}, "guided_regex"),
         ({"guided_regex": "foo**"}, "guided_regex"),
-        ({"guided_regex": "a" * (MAX_TEXT_BYTES + 1)}, "guided_regex"),
+        ({"guided_regex": "a" * (MAX_GRAMMAR_BYTES + 1)}, "guided_regex"),
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_choice": ["a", ""]}, "guided_choice"),
         ({"guided_choice": ["a"] * (MAX_FORM_CHOICES + 1)}, "guided_choice"),
-        ({"guided_choice": ["é" * MAX_TEXT_BYTES]}, "guided_choice"),
+        ({"guided_choice": ["é" * MAX_GRAMMAR_BYTES]}, "guided_choice"),
         ({"guided_choice": "yes"}, "guided_choice"),
         ({"guided_grammar": " \n"}, "guided_grammar"),
         ({"guided_grammar": 'root ::= "a"'}, "guided_grammar"),
@@ -137,7 +133,7 @@ def test_a_body_of_10_000_levels_is_a_400() -> None:
 
 def test_the_deepest_and_the_longest_that_are_taken() -> None:
     assert check(guided_json=nested(MAX_DEPTH)) is not None
-    assert check(guided_regex="a" * MAX_TEXT_BYTES) is not None
+    assert check(guided_regex="a" * MAX_GRAMMAR_BYTES) is not None
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import pytest
 
 from gateway.errors import ApiError
 from gateway.openai.chat import ChatWire
+from gateway.openai.schema_limits import MAX_DEPTH, MAX_FORCED_BYTES
 from gateway.openai.tool_grammar import forced_grammar
-from gateway.openai.tools import ToolUse, check_tools
+from gateway.openai.tools import FunctionSpec, Tool, ToolUse, check_tools, offered
 
 X = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 F: dict[str, Any] = {"name": "f", "description": "does f", "parameters": X}
@@ -148,6 +149,56 @@ def test_required_calls_are_an_array_and_references_move_along() -> None:
     assert moved["properties"]["self"] == {"$ref": "#/$defs/f1"}
     assert moved["properties"]["$ref"] == {"type": "string"}
     assert moved["$defs"]["P"]["properties"]["q"] == {"$ref": "#/$defs/f1/$defs/P"}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(depth - 1):
+        schema = {"items": schema}
+    return schema
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 900, 970, 985])
+def test_schemas_are_not_nested_without_end(depth: int) -> None:
+    assert use(tools=[tool(name="f", parameters=nested(MAX_DEPTH))]).functions
+    function = FunctionSpec(name="f", parameters=nested(depth))
+    with pytest.raises(ApiError, match="nested more than 64 levels deep"):
+        offered([Tool(type="function", function=function)])
+
+
+LARGE = {"type": "object", "properties": {"p": {"enum": ["x" * 1000] * 60}}}  # 60 KB
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [tool(name=f"f{i}", parameters=LARGE) for i in range(128)]}, "tools"),
+        ({"tools": [tool(name=f"f{i}", parameters=LARGE) for i in range(5)]}, "tools"),
+    ],
+)
+def test_all_schemas_of_a_forced_call_have_a_limit_together(fields: dict[str, Any], param: str) -> None:
+    assert use(**fields).functions
+    with pytest.raises(ApiError) as caught:
+        forced_grammar(use(**fields, tool_choice="required"))
+    assert (caught.value.status, caught.value.param) == (400, param)
+    assert "xxxx" not in caught.value.message
+
+
+def test_what_moving_adds_to_the_schemas_counts_too() -> None:
+    refers = {"type": "object", "properties": {f"p{i}": {"$ref": "#/$defs/d"} for i in range(1800)}}
+    tools = [tool(name=f"f{i}", parameters=refers) for i in range(4)]
+    assert sum(len(json.dumps(one["function"]["parameters"])) for one in tools) < MAX_FORCED_BYTES
+    with pytest.raises(ApiError) as caught:
+        forced_grammar(use(tools=tools, tool_choice="required"))
+    assert caught.value.param == "tools"
+
+
+def test_as_many_large_tools_as_are_taken() -> None:
+    tools = [tool(name=f"f{i}", parameters=LARGE) for i in range(4)]
+    assert len(forced_grammar(use(tools=tools, tool_choice="required")).text) <= MAX_FORCED_BYTES
+    tools += [tool(name=f"g{i}", parameters=LARGE) for i in range(124)]
+    assert forced_grammar(use(tools=tools, tool_choice=named("f0"))).text
+    assert forced_grammar(use(tools=tools, tool_choice=allowed("required", "f0", "g9"))).text
 
 
 def test_without_parallel_calls_the_array_has_one() -> None:
