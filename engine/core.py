@@ -47,12 +47,17 @@ def _nothing() -> None:
     pass
 
 
+def _nothing_of(request_id: str) -> None:
+    pass
+
+
 class EngineCore:
     """Takes requests in, advances all of them step by step, and reports what came out.
 
     ``take_new_host_blocks`` says how many blocks the host tier has gained since it was last asked: its
     memory is taken in the background. ``release_memory`` closes what the tiers hold beside the movers.
-    Without a ``compiler`` requests with grammars are refused.
+    Without a ``compiler`` requests with grammars are refused; ``forget_grammar`` is told the id of each such
+    request that is over.
     """
 
     def __init__(
@@ -68,6 +73,7 @@ class EngineCore:
         take_new_host_blocks: Callable[[], int] = _no_new_blocks,
         release_memory: Callable[[], None] = _nothing,
         compiler: Compiler | None = None,
+        forget_grammar: Callable[[str], None] = _nothing_of,
     ) -> None:
         self._scheduler = scheduler
         self._blocks = blocks
@@ -79,7 +85,7 @@ class EngineCore:
         self._take_new_host_blocks = take_new_host_blocks
         self._release_memory = release_memory
         self._has_compiler = compiler is not None
-        self._grammars = GrammarRoom(compiler or NoCompiler())
+        self._grammars = GrammarRoom(compiler or NoCompiler(), forget_grammar)
         self._num_steps = 0
         self._num_stalls = 0
         self._is_stalled = False
@@ -224,7 +230,7 @@ class EngineCore:
             for index in settled.waiting.unwanted:
                 self._scheduler.abort(message.request_id, index)
             if settled.waiting.paused:
-                self._scheduler.pause(message.request_id)
+                self._scheduler.pause(message.request_id, self._clock())
 
     def _take_in_copies(self) -> None:
         if new_blocks := self._take_new_host_blocks():

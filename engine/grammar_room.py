@@ -10,14 +10,26 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from engine.messages import AddRequest, Grammar
+
+
+class Form(msgspec.Struct, frozen=True):
+    """A grammar, and the salt of those who share what is compiled of it.
+
+    Whether it is compiled already shows in the time of an answer, so others than those do not share it.
+    """
+
+    grammar: Grammar
+    cache_salt: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
     """How compiling ended: with ``compiled``, or with an ``error``, one plain sentence."""
 
-    grammar: Grammar
+    form: Form
     compiled: object | None = None
     error: str | None = None
 
@@ -25,15 +37,15 @@ class Compilation:
 class Compiler(Protocol):
     """Compiles off the step thread. No call blocks."""
 
-    def find(self, grammar: Grammar) -> object | None:
-        """A grammar that is compiled already; it stays found while somebody keeps what is returned."""
+    def find(self, form: Form) -> object | None:
+        """What is compiled already; it stays found while somebody keeps what is returned."""
         ...
 
-    def submit(self, grammar: Grammar) -> None:
-        """Compile, unless that is under way. The result is told by ``poll``."""
+    def submit(self, form: Form, tenant: str) -> None:
+        """Compile when it is the tenant's turn, unless that is under way. The result is told by ``poll``."""
         ...
 
-    def cancel(self, grammar: Grammar) -> None:
+    def cancel(self, form: Form) -> None:
         """Nobody waits for it any more. If it has begun it goes on, and its result is told."""
         ...
 
@@ -52,13 +64,13 @@ class NoCompiler:
 
     has_results = False
 
-    def find(self, grammar: Grammar) -> object | None:
+    def find(self, form: Form) -> object | None:
         return None
 
-    def submit(self, grammar: Grammar) -> None:
+    def submit(self, form: Form, tenant: str) -> None:
         raise AssertionError("there is no compiler")
 
-    def cancel(self, grammar: Grammar) -> None:
+    def cancel(self, form: Form) -> None:
         pass
 
     def poll(self) -> Sequence[Compilation]:
@@ -73,6 +85,7 @@ class Waiting:
     """A request, and what was asked of it while it waited: ``unwanted`` are indices of aborted sequences."""
 
     message: AddRequest
+    form: Form
     paused: bool = False
     unwanted: set[int] = field(default_factory=set)
 
@@ -86,10 +99,14 @@ class Settled:
 
 
 class GrammarRoom:
-    """Requests whose grammars are being compiled, in the order of their arrival."""
+    """Requests whose grammars are being compiled, in the order of their arrival.
 
-    def __init__(self, compiler: Compiler) -> None:
+    ``forget`` is called with the id of each request that had a grammar and is over.
+    """
+
+    def __init__(self, compiler: Compiler, forget: Callable[[str], None]) -> None:
         self._compiler = compiler
+        self._forget = forget
         self._waiting: dict[str, Waiting] = {}
         self._held: dict[str, object] = {}
 
@@ -113,20 +130,19 @@ class GrammarRoom:
         grammar = message.sampling.grammar
         if grammar is None:
             return True
-        compiled = self._compiler.find(grammar)
+        form = Form(grammar, message.cache_salt)
+        compiled = self._compiler.find(form)
         if compiled is not None:
             self._held[message.request_id] = compiled
             return True
-        self._waiting[message.request_id] = Waiting(message)
-        self._compiler.submit(grammar)
+        self._waiting[message.request_id] = Waiting(message, form)
+        self._compiler.submit(form, message.tenant)
         return False
 
     def take_in(self) -> Iterator[Settled]:
         """Those who need not wait any longer, first come first."""
         for result in self._compiler.poll():
-            for waiting in [
-                w for w in self._waiting.values() if w.message.sampling.grammar == result.grammar
-            ]:
+            for waiting in [w for w in self._waiting.values() if w.form == result.form]:
                 request_id = waiting.message.request_id
                 del self._waiting[request_id]
                 if result.error is None:
@@ -142,10 +158,8 @@ class GrammarRoom:
             waiting.unwanted.add(index)
         if index is None or waiting.unwanted.issuperset(range(waiting.message.sampling.n)):
             del self._waiting[request_id]
-            grammar = waiting.message.sampling.grammar
-            assert grammar is not None
-            if all(other.message.sampling.grammar != grammar for other in self._waiting.values()):
-                self._compiler.cancel(grammar)
+            if all(other.form != waiting.form for other in self._waiting.values()):
+                self._compiler.cancel(waiting.form)
 
     def set_paused(self, request_id: str, *, paused: bool) -> None:
         if request_id in self._waiting:
@@ -153,7 +167,8 @@ class GrammarRoom:
 
     def release(self, request_id: str) -> None:
         """The request is over; its grammar may be forgotten."""
-        self._held.pop(request_id, None)
+        if self._held.pop(request_id, None) is not None:
+            self._forget(request_id)
 
     def problems(self, is_known: Callable[[str], bool]) -> tuple[str, ...]:
         """Grammars held for requests that the scheduler does not know (any more)."""

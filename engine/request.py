@@ -233,6 +233,7 @@ class SequenceGroup:
             banned_token_ids=sequence.banned_token_ids(self.sampling, stop_token_ids),
             num_candidates=0 if beams is None else beams.num_candidates,
             ends=frozenset() if beams is None else beams.stop_token_ids,
+            cache_salt=self.cache_salt,
         )
 
     def tell_prompt_logprobs(self) -> PromptLogprobs | None:

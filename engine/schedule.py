@@ -20,7 +20,7 @@ class SampleSpec:
     One is drawn for each of ``seeds``; ``position``, the index in the sequence of the token to be drawn
     (= tokens known so far), keys the random draw with it. Without seeds candidates of a beam search are asked
     for: the ``num_candidates`` likeliest tokens, and as many likeliest of those that are not in ``ends``.
-    The sequences are views valid for this step only.
+    The sequences are views valid for this step only. ``cache_salt`` says whose compiled grammars may be used.
     """
 
     params: SamplingParams
@@ -31,6 +31,7 @@ class SampleSpec:
     banned_token_ids: Sequence[int]
     num_candidates: int = 0
     ends: frozenset[int] = frozenset()
+    cache_salt: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,11 +151,11 @@ class Scheduler:
         if group.status is RequestStatus.SWAPPING_OUT:
             self._room.end_swap_out(group)
 
-    def pause(self, request_id: str, now: float = 0.0) -> None:
+    def pause(self, request_id: str, now: float) -> None:
         """Compute nothing for this request until ``resume``. Unknown ids are ignored."""
         self._set_paused(request_id, now, paused=True)
 
-    def resume(self, request_id: str, now: float = 0.0) -> None:
+    def resume(self, request_id: str, now: float) -> None:
         self._set_paused(request_id, now, paused=False)
 
     def _set_paused(self, request_id: str, now: float, *, paused: bool) -> None:

@@ -52,7 +52,8 @@ def build_core(
         fingerprint=loaded.fingerprint,
     )
     compiler = _build_compiler(info, config.grammar_timeout_s, wake)
-    loaded.runner.masks = GrammarMasks(compiler.find, info.vocab_size)
+    masks = GrammarMasks(compiler.find, info.vocab_size, max_states=2 * config.max_num_seqs)
+    loaded.runner.masks = masks
     core = EngineCore(
         Scheduler(scheduler_config, blocks),
         blocks,
@@ -64,6 +65,7 @@ def build_core(
         take_new_host_blocks=kv.take_new_host_blocks,
         release_memory=kv.release_memory,
         compiler=compiler,
+        forget_grammar=masks.forget,
     )
     return core, info
 

@@ -25,12 +25,12 @@ TORCH_FREE_ENGINE = (
     "messages", "stats", "config", "schedule", "request", "budget", "queues", "accounting", "recount",
     "scheduler", "sequence", "beam", "histories", "results", "room", "scoring", "reports",
     "fairness", "line", "turns", "claims",
-    "core", "grammar_errors", "grammar_room", "wire", "watchdog", "connection", "client", "process", "link",
-    "scripted",
+    "core", "grammar_errors", "grammar_line", "grammar_room", "wire", "watchdog", "connection", "client",
+    "process", "link", "scripted",
 )  # fmt: skip
 DECIDERS = (
     "engine.request", "engine.budget", "engine.scheduler", "engine.schedule", "engine.watchdog",
-    "engine.grammar_errors", "engine.grammar_room",
+    "engine.grammar_errors", "engine.grammar_line", "engine.grammar_room",
     "engine.sequence", "engine.beam", "engine.histories", "engine.results", "engine.room",
     "engine.scoring", "engine.reports",
     "engine.fairness", "engine.line", "engine.turns", "engine.claims",

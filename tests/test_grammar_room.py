@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
+from engine.grammar_room import Form
 from engine.messages import (
     AddRequest,
     BeamParams,
@@ -70,7 +72,7 @@ def test_those_who_want_the_same_grammar_wait_for_one_compilation_and_keep_their
     engine, compiler = engine_with_compiler(max_num_seqs=1)
     for name in ("a", "b", "c"):
         engine.add(name, [1, 2], grammar=DIGITS)
-    assert compiler.submitted == [DIGITS]
+    assert compiler.submitted == [Form(DIGITS)]
     compiler.finish(DIGITS)
     engine.step()
     engine.run()
@@ -102,7 +104,7 @@ def test_an_abort_while_compiling_is_final_and_idempotent() -> None:
     assert compiler.cancelled == []
     engine.core.abort("b")
     engine.core.abort("b")
-    assert compiler.cancelled == [DIGITS]
+    assert compiler.cancelled == [Form(DIGITS)]
     engine.run()
     assert engine.core.stats().num_waiting == 0
     engine.add("a", [1], grammar=DIGITS)  # the name is free again
@@ -153,12 +155,12 @@ def test_sequences_that_were_aborted_while_compiling_do_not_come() -> None:
     assert [delta for delta in report.deltas if delta.request_id == "b"] == [
         TokenDelta("b", index=1, ends_request=True)
     ]
-    assert compiler.cancelled == [LETTERS]
+    assert compiler.cancelled == [Form(LETTERS)]
 
 
 def test_a_grammar_is_held_until_its_last_request_is_over() -> None:
     engine, compiler = engine_with_compiler()
-    compiler.known[DIGITS] = object()
+    compiler.known[Form(DIGITS)] = object()
     engine.add("a", [1, 2], grammar=DIGITS)
     engine.add("b", [1, 2], grammar=DIGITS)
     engine.step()
@@ -168,6 +170,70 @@ def test_a_grammar_is_held_until_its_last_request_is_over() -> None:
     assert set(held) == {"b"}
     engine.run()
     assert set(held) == set()
+
+
+@pytest.mark.parametrize("end", ["length", "abort", "abort of all sequences", "error"])
+def test_whatever_ends_a_request_its_grammar_is_forgotten_once(end: str) -> None:
+    forgotten: list[str] = []
+    compiler = ScriptedCompiler()
+    backend = _LosesTheThread() if end == "error" else None
+    engine = SmallEngine(num_blocks=64, compiler=compiler, forget_grammar=forgotten.append, backend=backend)
+    compiler.known[Form(DIGITS)] = object()
+    engine.add("plain", [1, 2])
+    engine.add("r", [1, 2], n=2, grammar=DIGITS)
+    engine.step()
+    engine.step()
+    assert forgotten == []
+    if end == "abort":
+        engine.core.abort("r")
+    elif end == "abort of all sequences":
+        engine.core.abort("r", 0)
+        assert forgotten == []
+        engine.core.abort("r", 1)
+    engine.run()
+    engine.core.abort("r")
+    assert forgotten == ["r"]
+    engine.assert_idle()
+
+
+def test_tenants_do_not_share_what_is_compiled_unless_they_share_a_salt() -> None:
+    engine, compiler = engine_with_compiler()
+    engine.add("a", [1, 2], grammar=DIGITS, salt=b"ours", tenant="a")
+    compiler.finish(DIGITS, salt=b"ours")
+    engine.step()
+    engine.add("b", [1, 2], grammar=DIGITS, salt=b"ours", tenant="b")
+    engine.add("c", [1, 2], grammar=DIGITS, salt=b"theirs", tenant="c")
+    assert compiler.submitted == [Form(DIGITS, b"theirs")]
+    assert compiler.tenants == ["a", "c"]
+    engine.run()
+    assert set(engine.finished) == {"a", "b"}
+    compiler.finish(DIGITS, salt=b"theirs")
+    engine.step()
+    engine.run()
+    assert set(engine.finished) == {"a", "b", "c"}
+
+
+def test_a_step_is_told_whose_compiled_grammar_to_use() -> None:
+    backend = _LosesTheThread()
+    compiler = ScriptedCompiler()
+    compiler.known[Form(DIGITS, b"ours")] = object()
+    engine = SmallEngine(num_blocks=64, compiler=compiler, backend=backend)
+    engine.add("a", [1, 2], grammar=DIGITS, salt=b"ours")
+    engine.run()
+    assert set(backend.salts) == {b"ours"}
+
+
+def test_a_request_that_was_paused_while_compiling_is_idle_since_it_came_to_the_scheduler() -> None:
+    engine, compiler = engine_with_compiler()
+    engine.add("plain", [1, 2])
+    engine.run()
+    engine.add("a", [1], grammar=DIGITS)
+    engine.core.pause("a")
+    compiler.finish(DIGITS)
+    engine.step()
+    group = engine.scheduler.queues.get("a")
+    assert group is not None and group.paused
+    assert group.idle_since == engine.core._clock() > 0
 
 
 def test_what_does_not_go_with_a_grammar_is_refused() -> None:
@@ -189,11 +255,13 @@ class _LosesTheThread(FakeBackend):
     def __init__(self) -> None:
         super().__init__(4, {Tier.DEVICE: 64})
         self._inner = self.executor
+        self.salts: list[bytes] = []
         self.executor = self  # type: ignore[assignment]
 
     def execute(self, plan: SchedulerOutput) -> StepOutput:
         output = self._inner.execute(plan)
         asked = {chunk.sequence_id: chunk.sample for chunk in plan.chunks if chunk.sample is not None}
+        self.salts += [spec.cache_salt for spec in asked.values()]
         samples = []
         for sample in output.samples:
             spec = asked[sample.sequence_id]
@@ -204,7 +272,7 @@ class _LosesTheThread(FakeBackend):
 
 def test_a_grammar_that_cannot_be_followed_ends_its_request_only() -> None:
     engine, compiler = engine_with_compiler(backend=_LosesTheThread())
-    compiler.known[DIGITS] = object()
+    compiler.known[Form(DIGITS)] = object()
     engine.add("lost", [1, 2], grammar=DIGITS, n=2)
     engine.add("plain", [1, 2])
     engine.run()
@@ -220,7 +288,7 @@ def test_a_fork_may_have_a_grammar_of_its_own() -> None:
     engine.run()
     sampling = SamplingParams(max_tokens=4, seed=0, grammar=DIGITS)
     engine.core.fork(ForkRequest(request_id="a", branches=(Branch(request_id="b", sampling=sampling),)))
-    assert compiler.submitted == [DIGITS]
+    assert compiler.submitted == [Form(DIGITS)]
     compiler.finish(DIGITS)
     engine.step()
     engine.run()

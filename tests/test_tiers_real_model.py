@@ -22,6 +22,7 @@ from engine.execution.grammars import (
     load_tokenizer,
 )
 from engine.execution.runner import LoadedRunner
+from engine.grammar_room import Form
 from engine.messages import Grammar
 from tests.support.real_backend import RealBackend, load_deterministic
 from tests.support.scripted_compiler import ScriptedCompiler
@@ -206,7 +207,7 @@ def masked_answers(bench: Bench, grammar: Grammar, stop: int, **options: object)
     """What eight requests drew within a grammar, one of them three times, up to the ends of their texts."""
     info = bench.loaded.info
     tokenizer = load_tokenizer(TokenizerSource(info.tokenizer_dir, info.vocab_size, (stop,)))
-    compiled = {grammar: CompiledGrammar(compile_grammar(tokenizer, grammar), 0)}
+    compiled = {Form(grammar): CompiledGrammar(compile_grammar(tokenizer, grammar), 0)}
     compiler = ScriptedCompiler()
     compiler.known.update(compiled)
     bench.loaded.runner.masks = GrammarMasks(compiled.get, info.vocab_size, max_states=4)

@@ -1,4 +1,4 @@
-"""Compiles grammars beside the step loop, each once, and keeps those used last.
+"""Compiles grammars beside the step loop, each once for those who share a salt, and keeps those used last.
 
 Runs on: threads ``engine-grammar-N``, which start with the first grammar; everything but ``_work`` is called
 by the step thread and never blocks. What waits to be compiled is bounded by the requests in flight: a grammar
@@ -8,6 +8,7 @@ that nobody waits for any more is cancelled. One that failed is remembered too.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import threading
@@ -16,14 +17,17 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+import msgspec
+
 from engine.execution.grammars import STACK_BYTES, CompiledGrammar, GrammarError
 from engine.grammar_errors import TOO_LARGE
-from engine.grammar_room import Compilation
+from engine.grammar_line import GrammarLine
+from engine.grammar_room import Compilation, Form
 from engine.messages import Grammar
 
 logger = logging.getLogger(__name__)
 
-NUM_THREADS = 2  # one slow grammar holds up nobody, several hold up other grammars only
+NUM_THREADS = 2  # one slow grammar holds up nobody; several hold up other grammars only, in turns
 MAX_BYTES = 256 * 2**20
 _MAX_RECENT = 128
 _MAX_REFUSED = 64
@@ -58,39 +62,44 @@ class GrammarCompiler:
         self._wake = wake
         self._num_threads = num_threads
         self._max_bytes = max_bytes
-        self._known: WeakValueDictionary[Grammar, CompiledGrammar] = WeakValueDictionary()
-        self._recent: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
-        self._refused: OrderedDict[Grammar, str] = OrderedDict()
-        self._pending: set[Grammar] = set()
+        self._known: WeakValueDictionary[Form, CompiledGrammar] = WeakValueDictionary()
+        self._recent: OrderedDict[Form, CompiledGrammar] = OrderedDict()
+        self._refused: OrderedDict[bytes, str] = OrderedDict()  # by digests, for texts may be large
+        self._pending: set[Form] = set()
         self._workshops: list[Workshop] = []
         self._results: deque[Compilation] = deque()  # appended to by the threads
-        self._queue: deque[Grammar] = deque()  # guarded, with _closing, by _has_work
+        self._line = GrammarLine()  # guarded, with _closing, by _has_work
         self._has_work = threading.Condition()
         self._closing = False
 
-    def find(self, grammar: Grammar) -> CompiledGrammar | None:
-        compiled = self._known.get(grammar)
+    def find(self, form: Form) -> CompiledGrammar | None:
+        compiled = self._known.get(form)
         if compiled is not None:
-            self._remember(grammar, compiled)
+            self._remember(form, compiled)
         return compiled
 
-    def submit(self, grammar: Grammar) -> None:
-        if grammar in self._pending:
+    def submit(self, form: Form, tenant: str) -> None:
+        if form in self._pending:
+            with self._has_work:
+                if form in self._line:
+                    self._line.add(form, tenant)  # whose turn may come sooner
             return
-        self._pending.add(grammar)
-        if grammar in self._refused:
-            self._results.append(Compilation(grammar, error=self._refused[grammar]))
+        self._pending.add(form)
+        error = self._refused.get(_digest(form))
+        if error is not None:
+            self._results.append(Compilation(form, error=error))
             return
         if not self._workshops:
             self._start()
         with self._has_work:
-            self._queue.append(grammar)
+            self._line.add(form, tenant)
             self._has_work.notify()
 
-    def cancel(self, grammar: Grammar) -> None:
-        with self._has_work, contextlib.suppress(ValueError):
-            self._queue.remove(grammar)
-            self._pending.discard(grammar)
+    def cancel(self, form: Form) -> None:
+        with self._has_work:
+            if form in self._line:
+                self._line.remove(form)
+                self._pending.discard(form)
 
     @property
     def has_results(self) -> bool:
@@ -100,11 +109,11 @@ class GrammarCompiler:
         results: list[Compilation] = []
         while self._results:
             result = self._results.popleft()
-            self._pending.discard(result.grammar)
+            self._pending.discard(result.form)
             if isinstance(result.compiled, CompiledGrammar):
-                self._remember(result.grammar, result.compiled)
+                self._remember(result.form, result.compiled)
             elif result.error is not None:
-                self._refused[result.grammar] = result.error
+                self._refused[_digest(result.form)] = result.error
                 if len(self._refused) > _MAX_REFUSED:
                     self._refused.popitem(last=False)
             results.append(result)
@@ -118,10 +127,10 @@ class GrammarCompiler:
         for workshop in self._workshops:
             workshop.interrupt()
 
-    def _remember(self, grammar: Grammar, compiled: CompiledGrammar) -> None:
-        self._known[grammar] = compiled
-        self._recent[grammar] = compiled
-        self._recent.move_to_end(grammar)
+    def _remember(self, form: Form, compiled: CompiledGrammar) -> None:
+        self._known[form] = compiled
+        self._recent[form] = compiled
+        self._recent.move_to_end(form)
         num_bytes = sum(other.num_bytes for other in self._recent.values())
         while len(self._recent) > 1 and (num_bytes > self._max_bytes or len(self._recent) > _MAX_RECENT):
             num_bytes -= self._recent.popitem(last=False)[1].num_bytes
@@ -141,20 +150,24 @@ class GrammarCompiler:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         while True:
             with self._has_work:
-                self._has_work.wait_for(lambda: self._queue or self._closing)
+                self._has_work.wait_for(lambda: self._line or self._closing)
                 if self._closing:
                     break
-                grammar = self._queue.popleft()
-            self._results.append(_compile(workshop, grammar))
+                form = self._line.take()
+            self._results.append(_compile(workshop, form))
             self._wake()
         workshop.close()
 
 
-def _compile(workshop: Workshop, grammar: Grammar) -> Compilation:
+def _compile(workshop: Workshop, form: Form) -> Compilation:
     try:
-        return Compilation(grammar, workshop.compile(grammar))
+        return Compilation(form, workshop.compile(form.grammar))
     except GrammarError as error:
-        return Compilation(grammar, error=str(error))
+        return Compilation(form, error=str(error))
     except BaseException:  # a panic of the library is none of Exception's
-        logger.exception("a grammar of %d characters could not be compiled", len(grammar.text))
-        return Compilation(grammar, error=TOO_LARGE)
+        logger.exception("a grammar of %d characters could not be compiled", len(form.grammar.text))
+        return Compilation(form, error=TOO_LARGE)
+
+
+def _digest(form: Form) -> bytes:
+    return hashlib.blake2b(msgspec.msgpack.encode(form), digest_size=16).digest()

@@ -92,7 +92,8 @@ class TrialWorkshop:
         verdict = self._try(grammar)
         if verdict.error is not None:
             raise GrammarError(verdict.error)
-        return CompiledGrammar(compile_grammar(tokenizer, grammar), verdict.num_bytes)
+        num_bytes = verdict.num_bytes + len(grammar.text.encode())
+        return CompiledGrammar(compile_grammar(tokenizer, grammar), num_bytes)
 
     def interrupt(self) -> None:
         process = self._process

@@ -2,7 +2,7 @@
 
 ``compile_grammar`` runs on the compile threads and in the trial process; ``GrammarMasks`` on the step thread.
 States of sequences are a cache: one that is missing, or does not fit the tokens so far, is rebuilt from them.
-So nothing of a grammar has to survive a preemption, a swap or a fork.
+So nothing of a grammar has to survive a preemption, a swap or a fork, and nothing survives its request.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from engine.grammar_errors import GONE_ASTRAY, NO_END, NO_TOKENIZER, explain
+from engine.grammar_room import Form
 from engine.messages import Grammar
 from engine.schedule import SampleSpec
 
@@ -31,7 +32,6 @@ Mask = npt.NDArray[np.bool_]
 STACK_BYTES = (
     256 * 2**20
 )  # the compiler recurses as deep as a schema's references go; only what it uses is taken
-MAX_STATES = 4096
 # Of one step of one sequence, about 20 ms; of all sequences with the same grammar, about 100 MiB.
 _LIMITS = LLParserLimits(max_items_in_row=10_000, max_lexer_states=50_000, verbose_errors=False)
 # JSON on one line. Were white space free, a small model could go on with it for ever.
@@ -57,7 +57,7 @@ class TokenizerSource(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class CompiledGrammar:
-    """``matcher`` has consumed nothing and never will; ``num_bytes`` is what it takes, about."""
+    """``matcher`` has consumed nothing and never will; ``num_bytes`` is what all of it takes, about."""
 
     matcher: LLMatcher
     num_bytes: int
@@ -98,9 +98,9 @@ def _in_the_library(grammar: Grammar) -> str:
 
 @dataclass(slots=True)
 class _State:
-    """A matcher, and the tokens that it has consumed."""
+    """A matcher, and the tokens that it has consumed. It keeps what is compiled of ``grammar`` in memory."""
 
-    compiled: CompiledGrammar
+    grammar: Grammar
     matcher: LLMatcher
     token_ids: list[int]
 
@@ -108,14 +108,11 @@ class _State:
 class GrammarMasks:
     """``find`` gives the compiled form of a grammar, which whoever queued the request holds on to.
 
-    Keeps the states of the ``max_states`` sequences that were asked for last.
+    Keeps the states of the ``max_states`` sequences that were asked for last, until their requests are over.
     """
 
     def __init__(
-        self,
-        find: Callable[[Grammar], CompiledGrammar | None],
-        vocab_size: int,
-        max_states: int = MAX_STATES,
+        self, find: Callable[[Form], CompiledGrammar | None], vocab_size: int, max_states: int
     ) -> None:
         self._find = find
         self._vocab_size = vocab_size
@@ -126,7 +123,8 @@ class GrammarMasks:
         """Which tokens ``[V]`` may come next, at least one; None if all may. Raises GrammarError."""
         if spec.params.grammar is None:
             return None
-        state = self._advanced(sequence_id, spec.params.grammar, list(spec.output_token_ids))
+        form = Form(spec.params.grammar, spec.cache_salt)
+        state = self._advanced(sequence_id, form, list(spec.output_token_ids))
         packed = state.matcher.compute_bitmask()
         bits = np.unpackbits(np.frombuffer(packed, dtype=np.uint8), count=self._vocab_size, bitorder="little")
         if state.matcher.is_error() or not bits.any():
@@ -134,16 +132,22 @@ class GrammarMasks:
             raise GrammarError(GONE_ASTRAY)
         return bits.view(np.bool_)
 
-    def _advanced(self, sequence_id: str, grammar: Grammar, token_ids: list[int]) -> _State:
-        compiled = self._find(grammar)
-        assert compiled is not None, "the grammar of a running request is held"
+    def forget(self, request_id: str) -> None:
+        """The request is over: drop the states of its sequences."""
+        for sequence_id in [name for name in self._states if name.partition("#")[0] == request_id]:
+            del self._states[sequence_id]
+
+    def _advanced(self, sequence_id: str, form: Form, token_ids: list[int]) -> _State:
         state = self._states.get(sequence_id)
         if (
             state is None
-            or state.compiled is not compiled
+            or state.grammar != form.grammar
             or state.token_ids != token_ids[: len(state.token_ids)]
         ):
-            state = self._states[sequence_id] = _State(compiled, compiled.matcher.deep_copy(), [])
+            compiled = self._find(form)
+            assert compiled is not None, "the grammar of a running request is held"
+            state = _State(form.grammar, compiled.matcher.deep_copy(), [])
+            self._states[sequence_id] = state
         self._states.move_to_end(sequence_id)
         new = token_ids[len(state.token_ids) :]
         if new and not state.matcher.consume_tokens(new):

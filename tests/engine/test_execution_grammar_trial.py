@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from engine.execution.grammar_trial import SharedTokenizer, TrialWorkshop
+from engine.execution.grammar_trial import SharedTokenizer, TrialWorkshop, Verdict
 from engine.execution.grammars import STACK_BYTES, GrammarError, TokenizerSource
 from engine.grammar_errors import TOO_LARGE, TOO_SLOW
 from engine.messages import Grammar
@@ -153,3 +153,11 @@ def test_a_model_without_an_end_of_text_is_told(tmp_path: Path) -> None:
     endless = TrialWorkshop(SharedTokenizer(TokenizerSource(directory, 300, ())), timeout_s=1.0)
     with pytest.raises(GrammarError, match="end-of-text"):
         endless.compile(Grammar("regex", "a"))
+
+
+def test_the_text_counts_beside_what_compiling_takes(
+    workshop: TrialWorkshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workshop, "_try", lambda grammar: Verdict(num_bytes=5))
+    grammar = Grammar("regex", "é" * 1000)
+    assert on_a_large_stack(lambda: workshop.compile(grammar)).num_bytes == 5 + 2000

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import re
+import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pytest
@@ -18,11 +23,13 @@ from engine.execution.grammars import (
     compile_grammar,
     load_tokenizer,
 )
+from engine.grammar_room import Form
 from engine.messages import Grammar, SamplingParams
 from engine.schedule import SampleSpec
 from tests.support.tiny_tokenizers import byte_level, save, sentence_pieces
 
 VOCAB = 300  # of the model: more than either tokenizer has
+NUMBER = Grammar("regex", "[0-9]+")
 PHONE = Grammar("regex", "[0-9]{3}-[0-9]{2}")
 
 
@@ -41,7 +48,7 @@ class Family:
 
     def masks(self, grammar: Grammar, max_states: int = 8) -> GrammarMasks:
         compiled = self.compile(grammar)
-        return GrammarMasks({grammar: compiled}.get, VOCAB, max_states)
+        return GrammarMasks({Form(grammar): compiled}.get, VOCAB, max_states)
 
 
 @pytest.fixture(scope="module", params=["byte_level", "sentence_pieces"])
@@ -125,6 +132,56 @@ def test_states_are_a_cache(family: Family) -> None:
         assert found is not None and found.any()
 
 
+class _Matcher:
+    """Stands for the library's, whose copies cannot be watched."""
+
+    alive: ClassVar[weakref.WeakSet[_Matcher]] = weakref.WeakSet()
+
+    def __init__(self) -> None:
+        self.alive.add(self)
+
+    def deep_copy(self) -> _Matcher:
+        return _Matcher()
+
+    def compute_bitmask(self) -> bytes:
+        return bytes([255] * (VOCAB // 8 + 1))
+
+    def consume_tokens(self, tokens: Sequence[int]) -> bool:
+        return True
+
+    def is_error(self) -> bool:
+        return False
+
+
+def test_nothing_is_left_of_the_grammar_of_a_request_that_is_over() -> None:
+    known: WeakValueDictionary[Form, CompiledGrammar] = WeakValueDictionary()
+    masks = GrammarMasks(known.get, VOCAB, max_states=8)
+    other = known[Form(NUMBER)] = CompiledGrammar(_Matcher(), 0)  # type: ignore[arg-type]
+    held = known[Form(PHONE)] = CompiledGrammar(_Matcher(), 0)  # type: ignore[arg-type]
+    for name in ("r", "r#1", "r#2"):
+        assert masks.mask(name, ask(PHONE, ())) is not None
+    for name in ("r2", "rr#1"):
+        assert masks.mask(name, ask(NUMBER, ())) is not None
+    assert len(_Matcher.alive) == 2 + 5
+    del held
+    masks.forget("r")
+    gc.collect()
+    assert list(known) == [Form(NUMBER)]
+    assert len(_Matcher.alive) == 1 + 2
+    masks.forget("never heard of")
+    masks.forget("r2")
+    masks.forget("rr")
+    assert [*_Matcher.alive] == [other.matcher]
+
+
+def test_only_what_was_compiled_for_the_same_salt_is_used() -> None:
+    ours = CompiledGrammar(_Matcher(), 0)  # type: ignore[arg-type]
+    masks = GrammarMasks({Form(PHONE, b"ours"): ours}.get, VOCAB, max_states=8)
+    assert masks.mask("r", replace(ask(PHONE, ()), cache_salt=b"ours")) is not None
+    with pytest.raises(AssertionError):
+        masks.mask("s", replace(ask(PHONE, ()), cache_salt=b"theirs"))
+
+
 def test_two_sequences_of_one_grammar_do_not_disturb_each_other(family: Family) -> None:
     masks = family.masks(PHONE)
     texts = [family.decode(walk(family, masks, PHONE, seed)) for seed in range(6)]
@@ -157,7 +214,7 @@ def test_a_model_with_fewer_tokens_than_its_tokenizer(family: Family) -> None:
     library = load_tokenizer(TokenizerSource(family.directory, 100, (family.stop,)))
     grammar = Grammar("regex", "(?s:.*)")
     compiled = CompiledGrammar(compile_grammar(library, grammar), 0)
-    mask = GrammarMasks({grammar: compiled}.get, 100).mask("s", ask(grammar, ()))
+    mask = GrammarMasks({Form(grammar): compiled}.get, 100, 8).mask("s", ask(grammar, ()))
     assert mask is not None and mask.shape == (100,) and mask.any()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.grammar_room import Compilation
+from engine.grammar_room import Compilation, Form
 from engine.messages import Grammar
 
 
@@ -12,29 +12,32 @@ class ScriptedCompiler:
     """Implements ``engine.grammar_room.Compiler``; what is compiled is the grammar's text."""
 
     def __init__(self) -> None:
-        self.submitted: list[Grammar] = []
-        self.cancelled: list[Grammar] = []
-        self.known: dict[Grammar, object] = {}
+        self.submitted: list[Form] = []
+        self.tenants: list[str] = []
+        self.cancelled: list[Form] = []
+        self.known: dict[Form, object] = {}
         self.closed = False
         self._results: list[Compilation] = []
 
-    def finish(self, grammar: Grammar, error: str | None = None) -> None:
+    def finish(self, grammar: Grammar, error: str | None = None, salt: bytes = b"") -> None:
         """Compiling ends."""
-        self.submitted.remove(grammar)
+        form = Form(grammar, salt)
+        self.submitted.remove(form)
         if error is None:
-            self.known[grammar] = grammar.text
-        self._results.append(Compilation(grammar, None if error else grammar.text, error))
+            self.known[form] = grammar.text
+        self._results.append(Compilation(form, None if error else grammar.text, error))
 
-    def find(self, grammar: Grammar) -> object | None:
-        return self.known.get(grammar)
+    def find(self, form: Form) -> object | None:
+        return self.known.get(form)
 
-    def submit(self, grammar: Grammar) -> None:
-        if grammar not in self.submitted:
-            self.submitted.append(grammar)
+    def submit(self, form: Form, tenant: str) -> None:
+        self.tenants.append(tenant)
+        if form not in self.submitted:
+            self.submitted.append(form)
 
-    def cancel(self, grammar: Grammar) -> None:
-        self.submitted.remove(grammar)
-        self.cancelled.append(grammar)
+    def cancel(self, form: Form) -> None:
+        self.submitted.remove(form)
+        self.cancelled.append(form)
 
     def poll(self) -> Sequence[Compilation]:
         results, self._results = self._results, []

@@ -6,7 +6,7 @@ The executor is the fake one, or a real model's (``tests/support/real_backend.py
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -108,6 +108,7 @@ class SmallEngine:
         quantum_steps: float = 2.0,
         backend: Backend | None = None,
         compiler: Compiler | None = None,
+        forget_grammar: Callable[[str], None] = lambda _: None,
     ) -> None:
         window = max_model_len or num_blocks * block_size
         counts = {Tier.DEVICE: num_blocks, Tier.HOST: host_blocks, Tier.DISK: disk_blocks}
@@ -161,6 +162,7 @@ class SmallEngine:
             vocab_size=self.backend.vocab_size,
             clock=self._clock,
             compiler=compiler,
+            forget_grammar=forget_grammar,
         )
         self.tokens: dict[str, list[int]] = defaultdict(list)
         self.samples: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
