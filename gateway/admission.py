@@ -79,7 +79,7 @@ class Admission:
             )
             raise ApiError(
                 ErrorKind.BUSY,
-                f"The server is busy with {self._seqs.used} sequences of up to {self._tokens.used} tokens in"
-                f" all, {self._seqs.held(holder)} of them yours; try again later.",
+                f"The server is busy with {self._seqs.used} answers, {self._seqs.held(holder)} of them yours;"
+                " try again later.",
                 retry_after_s=retry_after_s,
             )

@@ -156,6 +156,8 @@ def serve_command(**options: Any) -> None:
     for flag, keys in (("--api-key", options["api_key"]), ("--admin-key", (options["admin_key"],))):
         if "" in keys:
             raise click.BadParameter(f"{flag} is empty; leave it out, or give a key.")
+    if options["admin_key"] in options["api_key"]:
+        raise click.BadParameter("--admin-key is one of the --api-key: every client would be an admin.")
     config, tls = engine_config(options, log_level), tls_files(options)
     settings = GatewaySettings(
         host=options["host"],

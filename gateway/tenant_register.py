@@ -59,7 +59,7 @@ class TenantRegister:
         try:
             self._keyring = await asyncio.to_thread(_load, self._api_keys, self._path)
         except KeysFileError as error:
-            log.error("nothing was reloaded, the keys in force stay: %s", error)
+            log.error("the keys file was not reloaded, the keys in force stay: %s", error)
         else:
             log.info("reloaded %s: %d keys are good", self._path, len(self._keyring))
 

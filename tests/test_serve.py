@@ -89,6 +89,7 @@ class Background:
         (("serve", "--tool-call-parser", "nobody"), "nobody"),
         (("serve", "--reasoning-parser", "nobody"), "nobody"),
         (("serve", "--admin-key", ""), "--admin-key"),
+        (("serve", "--api-key", "one", "--admin-key", "one"), "--admin-key"),
         (("serve", "/tmp/\udcff"), "UTF-8"),
         (("chat", "--url", "localhost:8000"), "http://"),
         (("chat", "--url", "http://127.0.0.1:1"), "127.0.0.1:1"),

@@ -73,6 +73,7 @@ class ChatWire(GenerationFields, kw_only=True, forbid_unknown_fields=True):
     prediction: Prediction | None = None
     audio: Any = None
     web_search_options: Any = None
+    moderation: Any = None
     chat_template: Any = None
 
 
@@ -190,13 +191,15 @@ def _with_grammar(checked: CheckedFields, use: ToolUse) -> CheckedFields:
     if not use.is_forced:
         if use.functions and sampling.grammar is not None:
             raise bad_request(
-                "response_format",
+                checked.grammar_param,
                 "A form of the answer does not go with tools that the model may or may not call; "
                 "send 'tool_choice' as 'none' or 'required', or leave one of them out.",
             )
         return checked
     if sampling.beam is not None:
         raise bad_request("use_beam_search", "'use_beam_search' does not go with a call that is forced.")
+    if sampling.ignore_eos:
+        raise bad_request("ignore_eos", "'ignore_eos' does not go with a call that is forced.")
     sampling = msgspec.structs.replace(sampling, grammar=forced_grammar(use))
     return replace(checked, sampling=sampling, grammar_param=use.param)
 

@@ -79,7 +79,7 @@ class MessageCall(msgspec.Struct, kw_only=True):
 
 
 class AssistantMessage(msgspec.Struct, kw_only=True):
-    """``content`` is null if there is a thought or a call instead."""
+    """``content`` is null if nothing was said, where there can be a thought or a call instead."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -220,8 +220,8 @@ class ChatFormat:
         return Delta(tool_calls=[CallDelta(index=call.index, function=function)])
 
     def _message(self, piece: Piece) -> AssistantMessage:
-        has_more = bool(piece.thought or piece.calls)
-        message = AssistantMessage(content=None if has_more and not piece.text else piece.text)
+        is_silent = not piece.text and not self._is_plain
+        message = AssistantMessage(content=None if is_silent else piece.text)
         if piece.thought:
             message.reasoning_content = message.reasoning = piece.thought
         if piece.calls:

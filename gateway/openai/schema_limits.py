@@ -1,4 +1,7 @@
-"""How much of a schema or another grammar a request may bring. Pure; runs on offload threads."""
+"""How much of a schema or another grammar a request may bring, and what of it says nothing.
+
+Pure; runs on offload threads.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,11 @@ from gateway.errors import bad_request
 MAX_GRAMMAR_BYTES = 64 * 1024
 MAX_FORCED_BYTES = 256 * 1024  # of what the schemas of many tools make together
 MAX_DEPTH = 64
+# Formats that answers keep to.
+_FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
+# Keywords whose members are named by the schema's author.
+_NAMED = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
+_DATA = {"const", "enum", "default", "examples"}
 
 
 def sized(
@@ -36,7 +44,33 @@ def schema_grammar(schema: dict[str, Any], param: str) -> Grammar:
     grammar = sized("json_schema", text, param)  # before the work of looking at all of it
     if not _is_shallow(schema):
         raise too_deep
-    return grammar
+    plain = without_notes(schema)
+    return grammar if plain == schema else sized("json_schema", msgspec.json.encode(plain).decode(), param)
+
+
+def without_notes(schema: Any) -> Any:
+    """A schema without what changes nothing: formats that nobody checks, ``uniqueItems`` that is false.
+
+    JSON Schema has unknown formats as notes to the reader; pydantic writes some. The depth was bounded before.
+    """
+    if isinstance(schema, list):
+        return [without_notes(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    plain: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, dict):
+            plain[key] = {name: without_notes(item) for name, item in value.items()}
+        elif key in _DATA:
+            plain[key] = value
+        elif not _is_note(key, value):
+            plain[key] = without_notes(value)
+    return plain
+
+
+def _is_note(key: str, value: Any) -> bool:
+    is_unknown = key == "format" and isinstance(value, str) and value not in _FORMATS
+    return is_unknown or (key == "uniqueItems" and value is False)
 
 
 def _is_shallow(value: Any) -> bool:

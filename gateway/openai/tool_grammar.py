@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from engine.messages import Grammar
-from gateway.openai.schema_limits import MAX_FORCED_BYTES, sized
+from gateway.openai.schema_limits import MAX_FORCED_BYTES, sized, without_notes
 from gateway.openai.tools import FunctionSpec, ToolUse
 
 # With one of these a schema says itself what else its objects may have.
@@ -64,7 +64,7 @@ def _parameters(function: FunctionSpec) -> dict[str, Any]:
     """A function's schema, without properties that it does not name, unless it says something of them."""
     if function.parameters is None:
         return {"type": "object", "properties": {}, "additionalProperties": False}
-    schema = {"type": "object", **function.parameters}
+    schema = {"type": "object", **without_notes(function.parameters)}
     if "properties" in schema and not _OPEN_ENDED & schema.keys():
         schema["additionalProperties"] = False
     return schema

@@ -28,6 +28,7 @@ from gateway.openai.wire import GenerationFields, StreamOptions
 from gateway.reading import Reading
 
 MAX_BEAM_LOGPROBS = 1_000_000  # all results of a search are told in one message
+_ZERO = ", or 0 if a completion's prompt is echoed, without beams"
 OPEN_ANSWER_TOKENS = 1024  # that an answer without a limit of its own is reckoned with beforehand
 
 
@@ -134,7 +135,8 @@ def check_fields(
     check_harmless(wire)
     name = check_model(wire.model, model)
     choices = check_choices(wire, model.max_num_seqs)
-    check_max_tokens(max_tokens, "max_tokens", may_be_zero=echo and choices.beam is None)
+    may_be_zero = echo and choices.beam is None
+    check_max_tokens(max_tokens, "max_tokens", may_be_zero=may_be_zero, zero=_ZERO)
     options = wire.stream_options or StreamOptions()
     if (options.include_usage or options.continuous_usage_stats) and not wire.stream:
         raise bad_request("stream_options", "'stream_options' goes with 'stream': true only.")
@@ -244,7 +246,10 @@ def _room(checked: CheckedFields, num_prompt_tokens: int, model: ModelContext, p
     return room
 
 
-def check_max_tokens(value: int | None, param: str, *, may_be_zero: bool = False) -> int | None:
+def check_max_tokens(
+    value: int | None, param: str, *, may_be_zero: bool = False, zero: str = ""
+) -> int | None:
+    """Raises ApiError; ``zero`` tells when it may be zero."""
     if value is not None and value < (0 if may_be_zero else 1):
-        raise bad_request(param, f"'{param}' must be at least 1 (0 if the prompt is echoed, and no beams).")
+        raise bad_request(param, f"'{param}' must be at least 1{zero}.")
     return value

@@ -131,6 +131,7 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     safety_identifier: IgnoredName = None
     prompt_cache_key: IgnoredName = None
     prompt_cache_retention: Annotated[str, one_of(("in-memory", "in_memory", "24h"))] | None = None
+    prompt_cache_options: Annotated[dict[str, Any] | None, told("Accepted without effect.")] = None
     store: bool | None = None  # without effect, as those above
     spaces_between_special_tokens: bool | None = None  # without effect
     parallel_tool_calls: bool | None = None  # works in chats
@@ -145,6 +146,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "verbosity": ("medium",),
     "audio": (),
     "web_search_options": (),
+    "moderation": (),
     "chat_template": (),
 }
 # Why a parameter is not supported, where that is worth a word of its own.
@@ -153,6 +155,9 @@ _REASONS = {
     "web_search_options": "this server searches nothing",
     "audio": "this model writes text",
     "modalities": "this model writes text",
+    "moderation": "this server moderates nothing",
+    "chat_template": "the template is the model's own",
+    "verbosity": "the model has no such setting",
 }
 _WIRE = TypeVar("_WIRE", bound=msgspec.Struct)
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
@@ -170,7 +175,9 @@ def decode(decoder: msgspec.json.Decoder[_WIRE], body: bytes) -> _WIRE:
     except msgspec.ValidationError as error:
         raise _wrong_type(str(error)) from None
     except msgspec.DecodeError:
-        raise bad_request(None, "The request body is not valid JSON.") from None
+        raise bad_request(
+            None, "The request body is not valid JSON in UTF-8 (half a character, perhaps)."
+        ) from None
     except RecursionError:
         raise bad_request(None, "The request body is nested too deeply.") from None
     _refuse_unsupported(wire)

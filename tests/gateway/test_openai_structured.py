@@ -150,3 +150,29 @@ def test_quantifiers_of_quantifiers(pattern: str) -> None:
 )  # fmt: skip
 def test_quantifiers_that_stand_alone(pattern: str) -> None:
     assert not has_stacked_quantifiers(pattern)
+
+
+def test_formats_that_nobody_checks_and_false_wishes_are_left_out() -> None:
+    """As pydantic writes them for paths and secrets."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "format": {"type": "string", "format": "path"},
+            "items": {"type": "array", "uniqueItems": False, "items": {"format": "password"}},
+            "day": {"type": "string", "format": "date"},
+        },
+        "const": {"format": "path"},
+        "anyOf": [{"format": "binary", "uniqueItems": True}],
+    }
+    grammar = check(guided_json=schema)
+    assert grammar is not None
+    assert json.loads(grammar.text) == {
+        "type": "object",
+        "properties": {
+            "format": {"type": "string"},
+            "items": {"type": "array", "items": {}},
+            "day": {"type": "string", "format": "date"},
+        },
+        "const": {"format": "path"},
+        "anyOf": [{"uniqueItems": True}],
+    }

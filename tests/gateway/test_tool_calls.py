@@ -402,3 +402,29 @@ async def test_models_tell_what_is_supported(
     assert capabilities["tools"] is tools
     assert capabilities["tool_call_parser"] == tool_parser
     assert capabilities["reasoning_parser"] == reasoning_parser
+
+
+async def test_a_forced_call_that_is_cut_before_it_begins_says_nothing(make_house: Make) -> None:
+    house = await open_family(make_house, "hermes")
+    script = Script(token_ids=text_ids('[{"na'), endless=True)
+    choice, streamed = await both_ways(house, script, tools=TOOLS, tool_choice="required", max_tokens=5)
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["content"] is None
+    assert streamed.get("content") is None
+    assert "tool_calls" not in choice["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_choice": ["a"]}, "guided_choice"),
+        ({"tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)
+async def test_what_does_not_go_with_tools_is_named(
+    make_house: Make, fields: dict[str, Any], param: str
+) -> None:
+    house = await open_family(make_house, "hermes")
+    reply = await house.chat(tools=TOOLS, **fields)
+    assert (reply.status, reply.error["param"]) == (400, param)
