@@ -51,7 +51,7 @@ def schema_grammar(schema: dict[str, Any], param: str) -> Grammar:
 def without_notes(schema: Any) -> Any:
     """A schema without what changes nothing: formats that nobody checks, ``uniqueItems`` that is false.
 
-    JSON Schema has unknown formats as notes to the reader; pydantic writes some. The depth was bounded before.
+    JSON Schema has unknown formats as notes to the reader; pydantic writes some. Depth was bounded before.
     """
     if isinstance(schema, list):
         return [without_notes(item) for item in schema]

@@ -326,7 +326,7 @@ async def _does_not_read(house: House, client: RawClient) -> None:
 async def _is_being_read(house: House, client: RawClient) -> None:
     """Its body waits for a thread that is busy for a while longer."""
     number = house.gateway.settings.offload_threads
-    busy = [asyncio.create_task(house.gateway.offload.run(time.sleep, 0.05)) for _ in range(number)]
+    busy = [asyncio.create_task(house.gateway.offload.try_run(time.sleep, 0.05)) for _ in range(number)]
     await client.send(WHOLE)
     await until(lambda: house.gateway.offload.pending > number)
     asyncio.gather(*busy)  # they end by themselves
