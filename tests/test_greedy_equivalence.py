@@ -18,7 +18,7 @@ from engine.config import EngineConfig, MemorySize
 from engine.messages import AddRequest, SamplingParams, TokenDelta
 from tests.support import reference
 
-MAX_TOKENS = 48 if os.environ.get("TIDEGATE_SLOW") == "1" else 20
+MAX_TOKENS = 48 if os.environ.get("TIDEGATE_SLOW") == "1" else 12
 BLOCK_BYTES = 30 * 2 * 3 * 16 * 64 * 4
 CHUNK = 64
 

@@ -23,7 +23,7 @@ import pytest
 
 from tests.support.server import Server, running_server
 
-ROUNDS = 50 if os.environ.get("TIDEGATE_SLOW") == "1" else 3
+ROUNDS = 50 if os.environ.get("TIDEGATE_SLOW") == "1" else 2
 DISK_BYTES = 48 * 2**20  # so little that the rounds overwrite what earlier ones have written
 TABLE_HEADER = struct.Struct("<8sI4x16sQQQ8x")
 ENTRY_BYTES = 32
