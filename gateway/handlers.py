@@ -165,7 +165,7 @@ class _Answering:
         self._format = endpoint.answer(request, identity)
         self._headers: dict[str, str] = {}
         if request.clamped_from is not None:
-            self._headers[CLAMPED_HEADER] = str(request.sampling.max_tokens)
+            self._headers[CLAMPED_HEADER] = str(request.least_max_tokens)
 
     async def run(self) -> web.StreamResponse:
         """Answer. Raises ApiError for a failure that can still become a status."""

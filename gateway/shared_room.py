@@ -47,12 +47,11 @@ class SharedRoom:
         if not amount:
             return 0
         free = self.capacity - self.used
-        of_all = amount - free
-        of_its_own = 0.0
+        of_all, of_its_own = amount - free, 0
         if math.isfinite(holder.portion):  # what it gives back is free too
             excess = self._held[holder.name] + amount - holder.portion * free
             of_its_own = math.ceil(excess / (1 + holder.portion))
-        return max(0, of_all, int(of_its_own))
+        return max(0, of_all, of_its_own)
 
     def take(self, holder: Holder, amount: int) -> None:
         self.used += amount

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -50,6 +50,17 @@ class Identity:
     model: str
     fingerprint: str
     service_tier: str | UnsetType = UNSET
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """By their names in an answer."""
+        return {
+            "id": self.id,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+            "service_tier": self.service_tier,
+        }
 
 
 @dataclass(frozen=True, slots=True)

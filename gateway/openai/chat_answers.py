@@ -131,7 +131,7 @@ class ChatFormat:
     """Answers of /v1/chat/completions. Keeps which choices have called something."""
 
     def __init__(self, request: GenerationRequest, identity: Identity, table: TokenTable) -> None:
-        self._identity = identity
+        self._identity = identity.fields
         self._table = table
         self._num_top = request.logprobs
         self._prompt = request.prompts[0]
@@ -169,18 +169,9 @@ class ChatFormat:
             )
             for index, choice in enumerate(choices)
         ]
-        who = self._identity
+        prompt_logprobs = self._prompt_logprobs(choices[0])
         return _ENCODER.encode(
-            ChatAnswer(
-                id=who.id,
-                created=who.created,
-                model=who.model,
-                system_fingerprint=who.fingerprint,
-                service_tier=who.service_tier,
-                choices=shown,
-                usage=usage,
-                prompt_logprobs=self._prompt_logprobs(choices[0]),
-            )
+            ChatAnswer(**self._identity, choices=shown, usage=usage, prompt_logprobs=prompt_logprobs)
         )
 
     def _prompt_logprobs(self, choice: WholeChoice) -> list[ShownLogprobs | None] | UnsetType:
@@ -243,18 +234,7 @@ class ChatFormat:
         return self._calls.finish_reason
 
     def _chunk(self, choices: list[ChunkChoice], usage: Usage | UnsetType | None) -> bytes:
-        who = self._identity
-        return _ENCODER.encode(
-            ChatChunk(
-                id=who.id,
-                created=who.created,
-                model=who.model,
-                system_fingerprint=who.fingerprint,
-                service_tier=who.service_tier,
-                choices=choices,
-                usage=usage,
-            )
-        )
+        return _ENCODER.encode(ChatChunk(**self._identity, choices=choices, usage=usage))
 
     def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
         if self._num_top is None:

@@ -165,7 +165,7 @@ class CompletionFormat:
     """Answers of /v1/completions. Keeps each choice's text offset across the pieces of a stream."""
 
     def __init__(self, request: GenerationRequest, identity: Identity, table: TokenTable) -> None:
-        self._identity = identity
+        self._identity = identity.fields
         self._table = table
         self._prompts = request.prompts
         self._num_choices = request.num_choices
@@ -216,18 +216,7 @@ class CompletionFormat:
         return self._prompts[index // self._num_choices]
 
     def _encode(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> bytes:
-        who = self._identity
-        return _ENCODER.encode(
-            Completion(
-                id=who.id,
-                created=who.created,
-                model=who.model,
-                system_fingerprint=who.fingerprint,
-                service_tier=who.service_tier,
-                choices=choices,
-                usage=usage,
-            )
-        )
+        return _ENCODER.encode(Completion(**self._identity, choices=choices, usage=usage))
 
     def _logprobs(
         self, index: int, piece: Piece, of_prompt: PromptLogprobs | None = None

@@ -7,10 +7,15 @@ because who shares what is decided by who asks; a prediction only promises speed
 from __future__ import annotations
 
 from gateway.errors import bad_request
-from gateway.openai.ranges import MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE, MAX_NAME_CHARS
+from gateway.openai.ranges import (
+    CACHE_RETENTIONS,
+    MAX_METADATA,
+    MAX_METADATA_KEY,
+    MAX_METADATA_VALUE,
+    MAX_NAME_CHARS,
+)
 from gateway.openai.wire import GenerationFields
 
-_RETENTIONS = ("in-memory", "in_memory", "24h")
 _NAMES = ("user", "safety_identifier", "prompt_cache_key")
 
 
@@ -19,7 +24,7 @@ def check_harmless(wire: GenerationFields) -> None:
     for name in _NAMES:
         if len(getattr(wire, name) or "") > MAX_NAME_CHARS:
             raise bad_request(name, f"'{name}' must have at most {MAX_NAME_CHARS} characters.")
-    if wire.prompt_cache_retention not in (None, *_RETENTIONS):
+    if wire.prompt_cache_retention not in (None, *CACHE_RETENTIONS):
         raise bad_request(
             "prompt_cache_retention", '\'prompt_cache_retention\' must be "in-memory" or "24h".'
         )

@@ -34,18 +34,22 @@ def sized(
     return Grammar(kind, text)
 
 
-def schema_grammar(schema: dict[str, Any], param: str) -> Grammar:
-    """A schema as it comes from a client, its size and depth checked. Raises ApiError."""
+def check_schema(schema: dict[str, Any], param: str) -> None:
+    """A schema as it comes from a client: its size and its depth. Raises ApiError."""
     too_deep = bad_request(param, f"'{param}' is nested more than {MAX_DEPTH} levels deep.")
     try:
         text = msgspec.json.encode(schema).decode()
     except RecursionError:
         raise too_deep from None
-    grammar = sized("json_schema", text, param)  # before the work of looking at all of it
+    sized("json_schema", text, param)  # before the work of looking at all of it
     if not _is_shallow(schema):
         raise too_deep
-    plain = without_notes(schema)
-    return grammar if plain == schema else sized("json_schema", msgspec.json.encode(plain).decode(), param)
+
+
+def schema_grammar(schema: dict[str, Any], param: str) -> Grammar:
+    """The same, as what an answer is to keep to. Raises ApiError."""
+    check_schema(schema, param)
+    return Grammar("json_schema", msgspec.json.encode(without_notes(schema)).decode())
 
 
 def without_notes(schema: Any) -> Any:

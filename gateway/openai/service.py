@@ -11,7 +11,7 @@ import enum
 from dataclasses import dataclass, replace
 
 from gateway.errors import bad_request, unsupported
-from gateway.openai.ranges import MAX_PRIORITY
+from gateway.openai.ranges import MAX_PRIORITY, check_count
 from gateway.openai.wire import GenerationFields
 
 
@@ -51,14 +51,11 @@ DEFAULT_SERVICE = Service()
 
 def check_service(wire: GenerationFields) -> Service:
     """Raises ApiError."""
-    name, priority = wire.service_tier, wire.priority or 0
+    name = wire.service_tier
     if name == "scale":
         raise unsupported("service_tier", "The service tier 'scale' is capacity bought at OpenAI.")
     tier = ServiceTier.DEFAULT if name is None else _TIERS.get(name)
     if tier is None:
         raise bad_request("service_tier", f"'service_tier' must be one of {', '.join(_TIERS)}.")
-    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
-        raise bad_request(
-            "priority", f"'priority' must be at least -{MAX_PRIORITY} and at most {MAX_PRIORITY}."
-        )
-    return Service(tier, priority, is_told=name is not None)
+    priority = check_count(wire.priority, MAX_PRIORITY, "priority", low=-MAX_PRIORITY)
+    return Service(tier, priority or 0, is_told=name is not None)

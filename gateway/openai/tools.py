@@ -15,7 +15,7 @@ import msgspec
 
 from gateway.errors import bad_request, unsupported
 from gateway.openai.notes import REQUIRED, one_of, told
-from gateway.openai.schema_limits import schema_grammar
+from gateway.openai.schema_limits import check_schema
 
 MAX_TOOLS = 128
 MAX_DESCRIPTION_CHARS = 65_536
@@ -168,7 +168,7 @@ def _check_functions(functions: Sequence[FunctionSpec], param: str, item: str) -
 def _check_schema(schema: dict[str, Any], param: str) -> None:
     if schema.get("type", "object") != "object":
         raise bad_request(param, "The parameters must be a JSON schema of type 'object'.")
-    schema_grammar(schema, param)
+    check_schema(schema, param)
 
 
 def _old_choice(functions: tuple[FunctionSpec, ...], choice: str | FunctionName | None) -> ToolUse:

@@ -82,8 +82,13 @@ class GenerationRequest(AnswerOptions):
 
     @property
     def sampling(self) -> SamplingParams:
-        """What all prompts have in common; ``max_tokens`` is that of the one with the least room."""
-        return min((prompt.sampling for prompt in self.prompts), key=lambda sampling: sampling.max_tokens)
+        """What all prompts have in common, which is all but ``max_tokens``: that is the first one's."""
+        return self.prompts[0].sampling
+
+    @property
+    def least_max_tokens(self) -> int:
+        """That of the prompt with the least room."""
+        return min(prompt.sampling.max_tokens for prompt in self.prompts)
 
     @property
     def num_seqs(self) -> int:

@@ -18,6 +18,7 @@ from gateway.errors import ApiError, ErrorKind, bad_request, unsupported
 from gateway.openai.body_parts import check_parts
 from gateway.openai.notes import Figure, ModelName, TokenId, one_of, told
 from gateway.openai.ranges import (
+    CACHE_RETENTIONS,
     LENGTH_PENALTY,
     LOGIT_BIAS,
     MAX_FORM_CHOICES,
@@ -130,7 +131,7 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     metadata: Metadata | None = None
     safety_identifier: IgnoredName = None
     prompt_cache_key: IgnoredName = None
-    prompt_cache_retention: Annotated[str, one_of(("in-memory", "in_memory", "24h"))] | None = None
+    prompt_cache_retention: Annotated[str, one_of(CACHE_RETENTIONS)] | None = None
     prompt_cache_options: Annotated[dict[str, Any] | None, told("Accepted without effect.")] = None
     store: bool | None = None  # without effect, as those above
     spaces_between_special_tokens: bool | None = None  # without effect
