@@ -113,7 +113,10 @@ class ChatEndpoint:
 
     def parse(self, body: bytes) -> GenerationRequest:
         """Check a body, render its messages and tokenize them. Raises ApiError."""
-        wire = decode(_DECODER, body)
+        return self.check(decode(_DECODER, body))
+
+    def check(self, wire: ChatWire) -> GenerationRequest:
+        """The same for what was parsed already. Raises ApiError."""
         max_tokens = check_max_tokens(wire.max_tokens, "max_tokens")
         if wire.max_completion_tokens is not None:
             max_tokens = check_max_tokens(wire.max_completion_tokens, "max_completion_tokens")

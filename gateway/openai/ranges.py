@@ -21,6 +21,7 @@ MAX_NAME_CHARS = 512
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
+TTL_PATTERN = "^[1-9][0-9]{0,4}[smhd]$"
 CACHE_RETENTIONS = ("in-memory", "in_memory", "24h")
 
 

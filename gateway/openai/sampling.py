@@ -23,9 +23,9 @@ from gateway.openai.ranges import (
     check_count,
 )
 from gateway.openai.structured import check_structured
-from gateway.openai.wire import GenerationFields
+from gateway.openai.wire import GenerationFields, SamplingFields
 
-_RANGES = ranges_of(GenerationFields)
+_RANGES = ranges_of(SamplingFields)
 
 
 def check_sampling(

@@ -20,11 +20,12 @@ from gateway.openai.schema_limits import check_schema
 MAX_TOOLS = 128
 MAX_DESCRIPTION_CHARS = 65_536
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+NAME_PATTERN = f"^{_NAME.pattern}$"
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 class FunctionSpec(msgspec.Struct, kw_only=True):
-    name: Annotated[str, told(pattern=f"^{_NAME.pattern}$")]
+    name: Annotated[str, told(pattern=NAME_PATTERN)]
     description: Annotated[str | None, told(maxLength=MAX_DESCRIPTION_CHARS)] = None
     parameters: Annotated[
         dict[str, Any] | None, told("A JSON schema.", properties={"type": {"const": "object"}})

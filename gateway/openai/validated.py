@@ -16,6 +16,7 @@ import msgspec
 
 from engine.messages import SamplingParams
 from gateway.errors import ApiError, ErrorKind, bad_request
+from gateway.openai.cache_hints import NO_HINTS, CacheHints, check_cache_hints
 from gateway.openai.choices import Choices, check_choices
 from gateway.openai.harmless import check_harmless
 from gateway.openai.model import ModelContext, check_model
@@ -62,6 +63,7 @@ class AnswerOptions:
     logprobs: int | None = None
     keeps_stop: bool = False
     service: Service = DEFAULT_SERVICE
+    cache: CacheHints = NO_HINTS
     prompt_logprobs: int | None = None
     names_special: bool = False
     continuous_usage: bool = False
@@ -165,6 +167,7 @@ def check_fields(
         names_special=wire.skip_special_tokens is False,
         continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
         service=check_service(wire),
+        cache=check_cache_hints(wire),
         grammar_param=structured_param(wire),
     )
 

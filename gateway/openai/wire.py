@@ -1,4 +1,4 @@
-"""Wire structs shared by completions and chat: what a client may send, exactly as it is sent.
+"""Wire structs shared by the endpoints that generate: what a client may send, exactly as it is sent.
 
 Pure. Nothing here is checked beyond its JSON type; a raw request cannot pass for a validated one,
 because ``GenerationRequest`` (``validated.py``) is another type. Notes on the fields (``notes.py``) say what
@@ -34,6 +34,7 @@ from gateway.openai.ranges import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     MIN_SEED,
+    TTL_PATTERN,
     Range,
 )
 
@@ -85,13 +86,20 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     json_object: bool | None = None
 
 
-class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields that both endpoints have."""
+class PromptCacheOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """``ttl``: how long the KV of this history is to be kept. ``prewarm``: prepare it, and answer nothing."""
+
+    mode: Annotated[str, one_of(("implicit", "explicit"))] | None = None
+    ttl: Annotated[str, told(pattern=TTL_PATTERN)] | None = None
+    prewarm: bool | None = None
+    comparison_response_id: IgnoredName = None
+
+
+class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields that all endpoints have that generate."""
 
     model: ModelName = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: MaxTokens = None
     temperature: Annotated[float | None, Range(0, 2)] = None
     top_p: Annotated[float | None, Range(0, 1, low_is_open=True)] = None
     top_k: Annotated[int | None, told("0 and -1 mean no limit.", minimum=-1)] = None
@@ -106,36 +114,45 @@ class GenerationFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     min_tokens: Annotated[int | None, told(minimum=0, maximum=Figure.WINDOW)] = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    service_tier: Annotated[str, one_of(("auto", "default", "flex", "priority"))] | None = None
+    priority: Annotated[int | None, told("The lower first.", minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY)] = (
+        None
+    )
+    user: IgnoredName = None
+    metadata: Metadata | None = None
+    safety_identifier: IgnoredName = None
+    prompt_cache_key: Annotated[
+        str | None, told("Requests with one key are of one session.", maxLength=MAX_NAME_CHARS)
+    ] = None
+    prompt_cache_retention: Annotated[str, one_of(CACHE_RETENTIONS)] | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    parallel_tool_calls: bool | None = None  # works where there are tools
+
+
+class GenerationFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """Fields that completions and chats have."""
+
+    stream_options: StreamOptions | None = None
+    max_tokens: MaxTokens = None
     n: NumChoices = None
     best_of: NumChoices = None
     use_beam_search: bool | None = None
     length_penalty: Annotated[float | None, LENGTH_PENALTY] = None
     early_stopping: bool | Annotated[str, one_of(["never"])] | None = None
-    service_tier: Annotated[str, one_of(("auto", "default", "flex", "priority"))] | None = None
-    priority: Annotated[int | None, told("The lower first.", minimum=-MAX_PRIORITY, maximum=MAX_PRIORITY)] = (
-        None
-    )
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     guided_choice: Texts | None = None
     guided_grammar: str | None = None
-    skip_special_tokens: bool | None = None
     prompt_logprobs: Annotated[int | None, told("Not streamed.", minimum=0, maximum=MAX_LOGPROBS)] = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: Annotated[
         int | None, told("How many of the last tokens are kept.", minimum=1, maximum=Figure.WINDOW)
     ] = None
-    user: IgnoredName = None
-    metadata: Metadata | None = None
-    safety_identifier: IgnoredName = None
-    prompt_cache_key: IgnoredName = None
-    prompt_cache_retention: Annotated[str, one_of(CACHE_RETENTIONS)] | None = None
-    prompt_cache_options: Annotated[dict[str, Any] | None, told("Accepted without effect.")] = None
-    store: bool | None = None  # without effect, as those above
+    store: bool | None = None  # without effect
     spaces_between_special_tokens: bool | None = None  # without effect
-    parallel_tool_calls: bool | None = None  # works in chats
 
 
 # Values at which a parameter that we do not support changes nothing, beside null.
@@ -149,6 +166,11 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
     "moderation": (),
     "chat_template": (),
+    # responses
+    "context_management": ([],),
+    "image": (),
+    "access_programs": (),
+    "background_options": (),
 }
 # Why a parameter is not supported, where that is worth a word of its own.
 _REASONS = {

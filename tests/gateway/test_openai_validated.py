@@ -154,7 +154,7 @@ def test_a_request_is_answered_as_its_checked_fields_say(model: ModelContext) ->
     wire = GenerationFields(
         model="alias", stop="x", stream=True, n=3, include_stop_str_in_output=True, skip_special_tokens=False,
         stream_options=StreamOptions(include_usage=True, continuous_usage_stats=True), guided_regex="a",
-        service_tier="flex",
+        service_tier="flex", prompt_cache_key="k",
     )  # fmt: skip
     checked = check_fields(wire, model, None, 5)
     request = complete(checked, [[1] * 10], model, "prompt")

@@ -12,6 +12,7 @@ from gateway.errors import ApiError, ErrorKind
 from gateway.openai.body_parts import MAX_PARTS
 from gateway.openai.chat import ChatWire
 from gateway.openai.completions import CompletionWire
+from gateway.openai.responses.wire import ResponseWire
 from gateway.openai.wire import NEUTRAL, decode
 
 COMPLETION = msgspec.json.Decoder(CompletionWire)
@@ -134,5 +135,9 @@ def test_null_is_the_same_as_leaving_it_out() -> None:
 
 
 def test_every_neutral_name_is_a_field_of_some_wire() -> None:
-    fields = {*CompletionWire.__struct_fields__, *ChatWire.__struct_fields__}
+    fields = {
+        *CompletionWire.__struct_fields__,
+        *ChatWire.__struct_fields__,
+        *ResponseWire.__struct_fields__,
+    }
     assert set(NEUTRAL) <= fields

@@ -1,0 +1,264 @@
+"""The typed events of a response, numbered without a gap from 0, from the pieces of its text.
+
+Pure; runs on the event loop. One item is open at a time: a thought, a message or a call; what is of another
+kind closes it. Every event is encoded once, whoever reads it how often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from gateway.answer import CallPiece, Piece, TokenEntry
+from gateway.detokenizer import TokenTable, printable
+from gateway.openai.answers import finite
+from gateway.openai.responses.items import (
+    FunctionCallItem,
+    Logprob,
+    LogprobTop,
+    MessageItem,
+    OutputItem,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    Status,
+    new_id,
+)
+from gateway.openai.responses.shape import ResponseObject
+
+TERMINAL = frozenset(("response.completed", "response.incomplete", "response.failed"))
+
+
+class Event(NamedTuple):
+    """``data`` is its JSON, which ends with ``}`` as every object does."""
+
+    sequence_number: int
+    type: str
+    data: bytes
+
+    @property
+    def is_last(self) -> bool:
+        return self.type in TERMINAL
+
+
+class ResponseEvent(msgspec.Struct, kw_only=True):
+    """About the whole response."""
+
+    type: str
+    sequence_number: int
+    response: ResponseObject
+
+
+class ItemEvent(msgspec.Struct, kw_only=True):
+    type: str
+    sequence_number: int
+    output_index: int
+    item: OutputItem
+
+
+class PartEvent(msgspec.Struct, kw_only=True):
+    type: str
+    sequence_number: int
+    item_id: str
+    output_index: int
+    content_index: Literal[0] = 0
+    part: OutputText | ReasoningText
+
+
+class TextDeltaEvent(msgspec.Struct, kw_only=True):
+    type: str = "response.output_text.delta"
+    sequence_number: int
+    item_id: str
+    output_index: int
+    content_index: Literal[0] = 0
+    delta: str
+    logprobs: list[Logprob] = []
+
+
+class TextDoneEvent(msgspec.Struct, kw_only=True):
+    type: str = "response.output_text.done"
+    sequence_number: int
+    item_id: str
+    output_index: int
+    content_index: Literal[0] = 0
+    text: str
+    logprobs: list[Logprob] = []
+
+
+class ThoughtDeltaEvent(msgspec.Struct, kw_only=True):
+    type: str = "response.reasoning_text.delta"
+    sequence_number: int
+    item_id: str
+    output_index: int
+    content_index: Literal[0] = 0
+    delta: str
+
+
+class ThoughtDoneEvent(msgspec.Struct, kw_only=True):
+    type: str = "response.reasoning_text.done"
+    sequence_number: int
+    item_id: str
+    output_index: int
+    content_index: Literal[0] = 0
+    text: str
+
+
+class ArgumentsDeltaEvent(msgspec.Struct, kw_only=True):
+    type: str = "response.function_call_arguments.delta"
+    sequence_number: int
+    item_id: str
+    output_index: int
+    delta: str
+
+
+class ArgumentsDoneEvent(msgspec.Struct, kw_only=True):
+    type: str = "response.function_call_arguments.done"
+    sequence_number: int
+    item_id: str
+    output_index: int
+    name: str
+    arguments: str
+
+
+AnyEvent = (
+    ResponseEvent
+    | ItemEvent
+    | PartEvent
+    | TextDeltaEvent
+    | TextDoneEvent
+    | ThoughtDeltaEvent
+    | ThoughtDoneEvent
+    | ArgumentsDeltaEvent
+    | ArgumentsDoneEvent
+)
+_ENCODER = msgspec.json.Encoder()
+
+
+class ResponseEvents:
+    """Makes the events of one response, in order: ``opening``, ``piece`` ..., ``close_item``, ``ending``.
+
+    ``num_top`` alternatives are told beside each token's log probability; None tells of none. ``output`` has
+    the items that are whole.
+    """
+
+    def __init__(self, table: TokenTable, num_top: int | None = None) -> None:
+        self._table = table
+        self._num_top = num_top
+        self._next = 0
+        self._open: OutputItem | None = None
+        self._texts: list[str] = []
+        self._logprobs: list[Logprob] = []
+        self.output: list[OutputItem] = []
+
+    @property
+    def has_calls(self) -> bool:
+        return any(isinstance(item, FunctionCallItem) for item in self.output)
+
+    def about(self, type: str, response: ResponseObject) -> Event:
+        """An event with the whole response in it."""
+        return self._event(ResponseEvent, type=type, response=response)
+
+    def piece(self, piece: Piece) -> list[Event]:
+        """What came of the answer."""
+        return list(self._stretches(piece))
+
+    def close_item(self, status: Status) -> list[Event]:
+        """Nothing more comes of the item that is open, if one is."""
+        return list(self._close(status))
+
+    def _stretches(self, piece: Piece) -> Iterator[Event]:
+        if piece.thought:
+            yield from self._opened(ReasoningItem)
+            yield self._more(ThoughtDeltaEvent, piece.thought)
+        if piece.text or piece.entries:
+            yield from self._opened(MessageItem)
+            logprobs = self._shown(piece.entries)
+            self._logprobs += logprobs
+            yield self._more(TextDeltaEvent, piece.text, logprobs=logprobs)
+        for call in piece.calls:
+            yield from self._call(call)
+
+    def _call(self, call: CallPiece) -> Iterator[Event]:
+        if call.name:
+            yield from self._close("completed")
+            item = FunctionCallItem(
+                id=new_id("fc"), call_id=call.call_id, name=call.name, arguments="", status="in_progress"
+            )
+            yield self._add(item)
+        if call.arguments:
+            yield self._more(ArgumentsDeltaEvent, call.arguments)
+
+    def _opened(self, kind: type[MessageItem] | type[ReasoningItem]) -> Iterator[Event]:
+        if isinstance(self._open, kind):
+            return
+        yield from self._close("completed")
+        part: OutputText | ReasoningText
+        if kind is MessageItem:
+            part = OutputText("")
+            yield self._add(MessageItem(id=new_id("msg"), role="assistant", content=[], status="in_progress"))
+        else:
+            part = ReasoningText("")
+            yield self._add(ReasoningItem(id=new_id("rs"), status="in_progress"))
+        yield self._of_item(PartEvent, type="response.content_part.added", part=part)
+
+    def _add(self, item: OutputItem) -> Event:
+        self._open = item
+        return self._event(
+            ItemEvent, type="response.output_item.added", output_index=len(self.output), item=item
+        )
+
+    def _more(self, kind: type[Any], delta: str, **fields: Any) -> Event:
+        self._texts.append(delta)
+        return self._of_item(kind, delta=delta, **fields)
+
+    def _close(self, status: Status) -> Iterator[Event]:
+        item = self._open
+        if item is None:
+            return
+        text = "".join(self._texts)
+        if isinstance(item, FunctionCallItem):
+            item.arguments = text
+            yield self._of_item(ArgumentsDoneEvent, name=item.name, arguments=text)
+        elif isinstance(item, ReasoningItem):
+            thought = ReasoningText(text)
+            item.content = [thought]
+            yield self._of_item(ThoughtDoneEvent, text=text)
+            yield self._of_item(PartEvent, type="response.content_part.done", part=thought)
+        else:
+            said = OutputText(text, logprobs=self._logprobs)
+            item.content = [said]
+            yield self._of_item(TextDoneEvent, text=text, logprobs=self._logprobs)
+            yield self._of_item(PartEvent, type="response.content_part.done", part=said)
+        item.status = status
+        index = len(self.output)
+        self.output.append(item)
+        self._open, self._texts, self._logprobs = None, [], []
+        yield self._event(ItemEvent, type="response.output_item.done", output_index=index, item=item)
+
+    def _of_item(self, kind: type[Any], **fields: Any) -> Event:
+        assert self._open is not None
+        return self._event(kind, item_id=self._open.id, output_index=len(self.output), **fields)
+
+    def _event(self, kind: type[Any], **fields: Any) -> Event:
+        event = kind(sequence_number=self._next, **fields)
+        self._next += 1
+        return Event(event.sequence_number, event.type, _ENCODER.encode(event))
+
+    def _shown(self, entries: tuple[TokenEntry, ...]) -> list[Logprob]:
+        if self._num_top is None:
+            return []
+        return [
+            Logprob(
+                printable(entry.raw),
+                finite(entry.logprobs.logprob),
+                list(entry.raw),
+                [self._alternative(*top) for top in entry.logprobs.top[: self._num_top]],
+            )
+            for entry in entries
+        ]
+
+    def _alternative(self, token_id: int, logprob: float) -> LogprobTop:
+        label, raw = self._table.label(token_id)
+        return LogprobTop(label, finite(logprob), list(raw))

@@ -1,0 +1,131 @@
+"""The Response object, as it is answered and kept.
+
+Pure. Fields that a client did not set are told as they took effect.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from gateway.openai.notes import one_of
+from gateway.openai.responses.items import OutputItem
+from gateway.openai.responses.wire import (
+    ChosenTool,
+    ConversationRef,
+    FunctionTool,
+    TextConfig,
+)
+
+STATUSES = ("queued", "in_progress", "completed", "incomplete", "failed", "cancelled")
+ENDED = frozenset(("completed", "incomplete", "failed", "cancelled"))
+DELIVERED = frozenset(("completed", "incomplete"))
+"""Of these another turn may follow: their text was told, whole or as far as it goes."""
+
+ResponseStatus = Annotated[str, one_of(STATUSES)]
+
+
+class InputTokensDetails(msgspec.Struct):
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputTokensDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
+class ResponseUsage(msgspec.Struct):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseError(msgspec.Struct):
+    """Why a response failed. ``code`` is OpenAI's, ``message`` ours."""
+
+    code: Annotated[str, one_of(("server_error", "rate_limit_exceeded", "invalid_prompt"))]
+    message: str
+
+
+class IncompleteDetails(msgspec.Struct):
+    reason: Annotated[str, one_of(("max_output_tokens", "steered"))]
+
+
+class ShownReasoning(msgspec.Struct):
+    effort: str | None = None
+    summary: str | None = None
+
+
+class ShownCacheOptions(msgspec.Struct):
+    mode: str
+    ttl: str
+
+
+class ResponseObject(msgspec.Struct, kw_only=True):
+    """One answer with all that led to it but its input, which has an address of its own."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: ResponseStatus
+    background: bool = False
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    model: str
+    output: list[OutputItem] = []
+    parallel_tool_calls: bool = True
+    previous_response_id: str | None = None
+    conversation: ConversationRef | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: ShownCacheOptions | None = None
+    reasoning: ShownReasoning
+    safety_identifier: str | None = None
+    service_tier: str
+    store: bool = True
+    temperature: float
+    text: TextConfig
+    tool_choice: str | ChosenTool
+    tools: list[FunctionTool] = []
+    top_logprobs: int = 0
+    top_p: float
+    truncation: str = "disabled"
+    usage: ResponseUsage | None = None
+    user: str | None = None
+    metadata: dict[str, str] = {}
+
+
+class DeletedResponse(msgspec.Struct):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class ItemList(msgspec.Struct):
+    """A page of items."""
+
+    data: list[Any]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    object: Literal["list"] = "list"
+
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(ResponseObject)
+
+
+def encode_response(response: ResponseObject) -> bytes:
+    return _ENCODER.encode(response)
+
+
+def decode_response(body: bytes) -> ResponseObject:
+    """One that was kept."""
+    return _DECODER.decode(body)
