@@ -9,7 +9,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, assert_never
 
 from engine.config import EngineConfig
@@ -20,9 +20,11 @@ from engine.messages import (
     CheckIntegrity,
     Configure,
     DescribeKv,
+    DescribeSessions,
     EngineCommand,
     EngineFailed,
     EngineInfo,
+    ForgetKv,
     ForkRequest,
     FromEngine,
     IntegrityReport,
@@ -32,6 +34,7 @@ from engine.messages import (
     PauseRequest,
     Ready,
     ResumeRequest,
+    SessionsReport,
     Shutdown,
     StepReport,
     ToEngine,
@@ -41,6 +44,8 @@ from engine.stats import EngineStats
 from engine.watchdog import ProgressWatch
 
 logger = logging.getLogger(__name__)
+
+Answer = IntegrityReport | KvReport | SessionsReport
 
 _CLOSE_TIMEOUT_S = 10
 _LAST_WORDS_TIMEOUT_S = 2
@@ -79,11 +84,11 @@ class StepListener(Protocol):
 class Engine(Protocol):
     """What the gateway needs of an engine. ``EngineClient`` is the real one; tests script another.
 
-    All methods run on the event loop. ``submit``, ``fork``, ``abort``, ``pause`` and ``resume`` return at
-    once. ``fork`` has a sink for each branch, by its request id. After ``abort`` the sink gets nothing more;
-    with an index, little more of that sequence. ``abort``, ``pause`` and ``resume`` of an
-    unknown id do nothing. ``submit`` and ``fork`` raise EngineDeadError if the engine is gone, and
-    EngineBusyError if it is so far behind that nothing more should be sent.
+    All methods run on the event loop; those that are not coroutines return at once. ``fork`` has a sink for
+    each branch, by its request id. After ``abort`` the sink gets nothing more; with an index, little more of
+    that sequence. ``abort``, ``pause`` and ``resume`` of an unknown id do nothing. ``submit`` and ``fork``
+    raise EngineDeadError if the engine is gone, and EngineBusyError if it is so far behind that nothing more
+    should be sent. ``forget_kv`` raises EngineDeadError too: what is on disk is not forgotten then.
     """
 
     @property
@@ -102,11 +107,15 @@ class Engine(Protocol):
 
     def resume(self, request_id: str) -> None: ...
 
+    def forget_kv(self, token_ids: Sequence[int], from_token: int, cache_salt: bytes) -> None: ...
+
     def health(self) -> EngineHealth: ...
 
     async def check_integrity(self) -> IntegrityReport: ...
 
     async def describe_kv(self, limit: int) -> KvReport: ...
+
+    async def describe_sessions(self, sessions: Sequence[str]) -> SessionsReport: ...
 
     def add_step_listener(self, listener: StepListener) -> None: ...
 
@@ -143,7 +152,7 @@ class EngineClient:
         self._stats = EngineStats()
         self._sinks: dict[str, DeltaSink] = {}
         self._paused: set[str] = set()
-        self._answers: dict[int, asyncio.Future[IntegrityReport | KvReport]] = {}
+        self._answers: dict[int, asyncio.Future[Answer]] = {}
         self._num_questions = 0
         self._listeners: list[StepListener] = []
 
@@ -237,6 +246,11 @@ class EngineClient:
             self._note_pending()
             self._send(ResumeRequest(request_id))
 
+    def forget_kv(self, token_ids: Sequence[int], from_token: int, cache_salt: bytes) -> None:
+        if self._dead.done():
+            raise EngineDeadError(self._dead.result())
+        self._send(ForgetKv(token_ids=tuple(token_ids), from_token=from_token, cache_salt=cache_salt))
+
     def health(self) -> EngineHealth:
         if self._dead.done():
             return EngineHealth.DEAD
@@ -252,11 +266,16 @@ class EngineClient:
         assert isinstance(answer, KvReport)
         return answer
 
-    async def _ask(self, question: Callable[[int], EngineCommand]) -> IntegrityReport | KvReport:
+    async def describe_sessions(self, sessions: Sequence[str]) -> SessionsReport:
+        answer = await self._ask(lambda check_id: DescribeSessions(check_id, tuple(sessions)))
+        assert isinstance(answer, SessionsReport)
+        return answer
+
+    async def _ask(self, question: Callable[[int], EngineCommand]) -> Answer:
         if self._dead.done():
             raise EngineDeadError(self._dead.result())
         self._num_questions += 1
-        answer: asyncio.Future[IntegrityReport | KvReport] = self._loop.create_future()
+        answer: asyncio.Future[Answer] = self._loop.create_future()
         self._answers[self._num_questions] = answer
         self._send(question(self._num_questions))
         return await answer
@@ -325,15 +344,20 @@ class EngineClient:
                     self._ready.set_result(info)
             case LoadFailed(message, is_user_error):
                 self._fail_start(message, is_user_error)
-            case IntegrityReport(check_id) | KvReport(check_id):
+            case IntegrityReport() | KvReport():
                 self._stats = envelope.body.stats
-                answer = self._answers.pop(check_id, None)
-                if answer is not None and not answer.done():
-                    answer.set_result(envelope.body)
+                self._take_answer(envelope.body)
+            case SessionsReport():
+                self._take_answer(envelope.body)
             case EngineFailed(message):
                 self._die(message)
             case _:
                 assert_never(envelope.body)
+
+    def _take_answer(self, found: Answer) -> None:
+        answer = self._answers.pop(found.check_id, None)
+        if answer is not None and not answer.done():
+            answer.set_result(found)
 
     def _take_report(self, report: StepReport) -> None:
         self._stats = report.stats

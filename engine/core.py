@@ -7,6 +7,7 @@ Runs on: step thread, sole owner of scheduler, block manager, transfers and exec
 from __future__ import annotations
 
 import math
+from collections import abc
 from collections.abc import Callable
 from typing import Protocol
 
@@ -15,9 +16,11 @@ from engine.grammar_room import Compiler, GrammarRoom, NoCompiler
 from engine.messages import (
     AddRequest,
     FinishReason,
+    ForgetKv,
     ForkRequest,
     KvReport,
     SamplingParams,
+    SessionsReport,
     StepReport,
     TokenDelta,
 )
@@ -155,6 +158,10 @@ class EngineCore:
     def resume(self, request_id: str) -> None:
         self._grammars.set_paused(request_id, paused=False)
         self._scheduler.resume(request_id, self._clock())
+
+    def forget_kv(self, message: ForgetKv) -> None:
+        """Let nobody find these blocks; what is on disk goes with the next step."""
+        self._scheduler.forget_kv(message)
 
     def can_step(self) -> bool:
         """Whether to step on at once. If not, wait for a command, a copy or a grammar, and then step."""
@@ -308,6 +315,10 @@ class EngineCore:
             self._describe(group, sequence) for group in groups[:limit] for sequence in group.sequences
         )
         return KvReport(check_id, len(groups), sequences, self.stats(), self._costs())
+
+    def describe_sessions(self, check_id: int, sessions: abc.Sequence[str]) -> SessionsReport:
+        """Where the blocks of these sessions are."""
+        return SessionsReport(check_id, self._scheduler.describe_sessions(sessions))
 
     def report(self) -> StepReport:
         """Present figures, without a step."""

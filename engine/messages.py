@@ -15,7 +15,9 @@ from typing import Literal
 import msgspec
 
 from engine.config import EngineConfig
-from engine.stats import EngineStats, KvCosts, SequenceKv
+from engine.stats import EngineStats, KvCosts, SequenceKv, SessionKv
+
+DEFAULT_KV_QUOTA = 0.5
 
 
 class FinishReason(enum.StrEnum):
@@ -83,6 +85,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         return self.n if self.beam is None else self.beam.width
 
 
+class Retention(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a request's full blocks are kept, and how far down the tiers they may go.
+
+    Until ``keep_s`` after its last use a block goes only after all that are not kept. What is not to go below
+    host is never copied to disk, not even when it is kept no longer.
+    """
+
+    keep_s: float
+    lowest: Literal["host", "disk"] = "disk"
+
+
 # ---- gateway -> engine -------------------------------------------------------------------------
 
 
@@ -96,8 +109,11 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """Start a request. ``cache_salt`` comes from the authenticated tenant, never from the caller.
 
     ``tenant`` is who gets a share of what is computed, in proportion to its ``weight``; among its requests
-    the lower ``priority`` goes first. ``expected_return_s``: how long after the end of this request its
-    session is expected to come back with more, None if it did not say.
+    the lower ``priority`` goes first. ``session``: the conversation that it is a turn of, by a name that no
+    other tenant's has; "" for none. ``expected_return_s``: how long after the end of this request its
+    session is expected to come back with more; None if it did not say, and the engine goes by what it has
+    measured. ``kv_quota``: share of each tier's blocks that the tenant's kept blocks may take; beyond it the
+    oldest of them are kept no more.
     """
 
     request_id: str
@@ -108,6 +124,9 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     weight: float = 1.0
     priority: int = 0
     expected_return_s: float | None = None
+    session: str = ""
+    retention: Retention | None = None
+    kv_quota: float = DEFAULT_KV_QUOTA
 
 
 class Branch(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,6 +177,18 @@ class ResumeRequest(msgspec.Struct, frozen=True, tag=True):
     request_id: str
 
 
+class ForgetKv(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """Lose each block that covers a token at ``from_token`` or later of this history, on every tier.
+
+    A restart does not find them on disk either. What a running request uses it keeps, without a name, to its
+    end. ``cache_salt`` as in ``AddRequest``.
+    """
+
+    token_ids: tuple[int, ...]
+    from_token: int = 0
+    cache_salt: bytes = b""
+
+
 class CheckIntegrity(msgspec.Struct, frozen=True, tag=True):
     """Recount every block from scratch and answer with an ``IntegrityReport``."""
 
@@ -171,6 +202,13 @@ class DescribeKv(msgspec.Struct, frozen=True, tag=True):
     limit: int
 
 
+class DescribeSessions(msgspec.Struct, frozen=True, tag=True):
+    """Answer with a ``SessionsReport`` of these sessions."""
+
+    check_id: int
+    sessions: tuple[str, ...]
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Abort what runs and leave."""
 
@@ -182,8 +220,10 @@ EngineCommand = (
     | AbortRequest
     | PauseRequest
     | ResumeRequest
+    | ForgetKv
     | CheckIntegrity
     | DescribeKv
+    | DescribeSessions
     | Shutdown
 )
 
@@ -370,13 +410,29 @@ class KvReport(msgspec.Struct, frozen=True, tag=True):
     costs: KvCosts
 
 
+class SessionsReport(msgspec.Struct, frozen=True, tag=True):
+    """Answer to ``DescribeSessions``: an entry for each, in the order in which they were asked for."""
+
+    check_id: int
+    sessions: tuple[SessionKv, ...]
+
+
 class EngineFailed(msgspec.Struct, frozen=True, tag=True):
     """The step loop raised; the engine is about to exit."""
 
     message: str
 
 
-EngineEvent = StepReport | LoadProgress | Ready | LoadFailed | IntegrityReport | KvReport | EngineFailed
+EngineEvent = (
+    StepReport
+    | LoadProgress
+    | Ready
+    | LoadFailed
+    | IntegrityReport
+    | KvReport
+    | SessionsReport
+    | EngineFailed
+)
 
 
 class FromEngine(msgspec.Struct, frozen=True, array_like=True):

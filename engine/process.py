@@ -27,9 +27,11 @@ from engine.messages import (
     CheckIntegrity,
     Configure,
     DescribeKv,
+    DescribeSessions,
     EngineCommand,
     EngineFailed,
     EngineInfo,
+    ForgetKv,
     ForkRequest,
     IntegrityReport,
     LoadFailed,
@@ -83,10 +85,14 @@ class EngineServer:
                 self._core.pause(request_id)
             case ResumeRequest(request_id):
                 self._core.resume(request_id)
+            case ForgetKv():
+                self._core.forget_kv(command)
             case CheckIntegrity(check_id):
                 self._connection.send(IntegrityReport(check_id, self._core.problems(), self._core.stats()))
             case DescribeKv(check_id, limit):
                 self._connection.send(self._core.describe_kv(check_id, limit))
+            case DescribeSessions(check_id, sessions):
+                self._connection.send(self._core.describe_sessions(check_id, sessions))
             case Shutdown():
                 self._stopping = True
             case Configure():

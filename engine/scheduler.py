@@ -21,13 +21,14 @@ from engine.budget import StepBudget
 from engine.claims import Claims
 from engine.fairness import PROMPT_TOKEN_COST
 from engine.histories import Histories
-from engine.messages import AddRequest, TokenDelta
+from engine.messages import AddRequest, ForgetKv, TokenDelta
 from engine.queues import RequestQueues
 from engine.request import RequestStatus, SequenceGroup
 from engine.results import Results
 from engine.room import Room
 from engine.schedule import ScheduledChunk, SchedulerOutput, StepOutput
 from engine.sequence import Sequence
+from engine.stats import SessionKv
 from engine.turns import Turns
 from tiering.block_manager import BlockManager
 from tiering.hashing import BlockNamer, derive_salt
@@ -83,11 +84,10 @@ class Scheduler:
 
     def add(self, message: AddRequest, now: float = 0.0) -> None:
         """Queue a request, which must have passed ``EngineCore``'s checks. ``now`` as for ``schedule``."""
-        salt = derive_salt(self._config.cache_secret, self._config.fingerprint, message.cache_salt)
         group = SequenceGroup(
             message,
             arrival_index=self._num_arrivals,
-            namer=BlockNamer(salt, self._blocks.block_size),
+            namer=self._namer(message.cache_salt),
             max_len=self._config.max_model_len,
             stop_token_ids=self._config.stop_token_ids,
             now=now,
@@ -95,6 +95,10 @@ class Scheduler:
         self._num_arrivals += 1
         self._histories.forget(message.request_id)
         self.queues.add(group)
+
+    def _namer(self, cache_salt: bytes) -> BlockNamer:
+        salt = derive_salt(self._config.cache_secret, self._config.fingerprint, cache_salt)
+        return BlockNamer(salt, self._blocks.block_size)
 
     def why_too_large(self, message: AddRequest) -> str | None:
         """Why a request could never run, however empty the pool; None if it can."""
@@ -150,6 +154,16 @@ class Scheduler:
         self._results.end_sequence(group, sequence, self._now)
         if group.status is RequestStatus.SWAPPING_OUT:
             self._room.end_swap_out(group)
+
+    def forget_kv(self, message: ForgetKv) -> None:
+        """Let nobody find the blocks that cover a token at ``from_token`` or later of a history."""
+        names = self._namer(message.cache_salt).names(message.token_ids)
+        for name in names[max(0, message.from_token) // self._blocks.block_size :]:
+            self._blocks.tiers.forget(name)
+
+    def describe_sessions(self, sessions: abc.Sequence[str]) -> tuple[SessionKv, ...]:
+        """Where the blocks of these sessions are, an entry for each."""
+        return tuple(SessionKv(session, 0, "") for session in sessions)
 
     def pause(self, request_id: str, now: float) -> None:
         """Compute nothing for this request until ``resume``. Unknown ids are ignored."""

@@ -20,15 +20,25 @@ from engine.messages import (
     AddRequest,
     EngineInfo,
     FinishReason,
+    ForgetKv,
     ForkRequest,
     IntegrityReport,
     KvReport,
     PromptLogprobs,
+    SessionsReport,
     StepReport,
     TokenDelta,
     TokenLogprobs,
 )
-from engine.stats import KV_TRANSFER_BUCKETS, EngineStats, KvCosts, SequenceKv, TierStats, TransferStats
+from engine.stats import (
+    KV_TRANSFER_BUCKETS,
+    EngineStats,
+    KvCosts,
+    SequenceKv,
+    SessionKv,
+    TierStats,
+    TransferStats,
+)
 
 _NO_TRANSFERS = {
     kind: TransferStats(0, 0, 0, 0, 0.0, 0.0, 0.0, (0,) * (len(KV_TRANSFER_BUCKETS) + 1))
@@ -106,11 +116,15 @@ class Record:
     forked: list[ForkRequest] = field(default_factory=list)
     paused: list[str] = field(default_factory=list)
     resumed: list[str] = field(default_factory=list)
+    forgotten: list[ForgetKv] = field(default_factory=list)
     num_delivered: dict[str, int] = field(default_factory=dict)
 
 
 class ScriptedEngine:
-    """``scripts`` maps a request to its script; ``step_s`` is the pace of the steps."""
+    """``scripts`` maps a request to its script; ``step_s`` is the pace of the steps.
+
+    ``sessions`` is what is told of sessions that somebody gave cells; the others show the prompts of theirs.
+    """
 
     def __init__(
         self,
@@ -125,6 +139,7 @@ class ScriptedEngine:
         self.step_s = step_s
         self._max_num_seqs = max_num_seqs
         self.record = Record()
+        self.sessions: dict[str, SessionKv] = {}
         self._waiting: dict[str, _Running] = {}
         self._running: dict[str, _Running] = {}
         self._listeners: list[StepListener] = []
@@ -191,6 +206,12 @@ class ScriptedEngine:
             self._running[request_id].paused = False
         self._work.set()
 
+    def forget_kv(self, token_ids: Sequence[int], from_token: int, cache_salt: bytes) -> None:
+        if self._death.done():
+            raise EngineDeadError(self._death.result())
+        forgotten = ForgetKv(token_ids=tuple(token_ids), from_token=from_token, cache_salt=cache_salt)
+        self.record.forgotten.append(forgotten)
+
     def health(self) -> EngineHealth:
         if self._death.done():
             return EngineHealth.DEAD
@@ -217,6 +238,16 @@ class ScriptedEngine:
         )
         costs = KvCosts(step_s=0.0, token_s=0.0, pair_s=0.0, block_s={}, bytes_per_s={})
         return KvReport(0, len(self.request_ids), sequences[:limit], self._stats, costs)
+
+    async def describe_sessions(self, sessions: Sequence[str]) -> SessionsReport:
+        return SessionsReport(0, tuple(self.sessions.get(name) or self._session(name) for name in sessions))
+
+    def _session(self, name: str) -> SessionKv:
+        """Full blocks of its longest prompt: in use while one of its requests is here, else cached."""
+        turns = [request for request in self.record.submitted if request.session == name]
+        num_tokens = max((len(turn.prompt_token_ids) for turn in turns), default=0)
+        is_here = any(turn.request_id in self.request_ids for turn in turns)
+        return SessionKv(name, num_tokens, ("D" if is_here else "d") * (num_tokens // self._info.block_size))
 
     def add_step_listener(self, listener: StepListener) -> None:
         self._listeners.append(listener)

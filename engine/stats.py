@@ -94,6 +94,18 @@ class SequenceKv(msgspec.Struct, frozen=True, kw_only=True):
     blocks: str
 
 
+class SessionKv(msgspec.Struct, frozen=True, array_like=True):
+    """Where the blocks of one session are, those of all its branches; nothing of one that is not known.
+
+    ``num_tokens``: of the turn that ended last, or runs. ``cells`` has a character for each full block: D on
+    the device and in use, d there and cached, h on host, k on disk, > moving down, < moving up, - gone.
+    """
+
+    session: str
+    num_tokens: int
+    cells: str
+
+
 class KvCosts(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine has learnt about its own speed, in seconds; 0 where nothing was seen yet.
 

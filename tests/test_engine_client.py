@@ -98,6 +98,26 @@ async def test_requests_run_side_by_side_and_each_gets_its_tokens(start: Start) 
     assert report.stats.blocks_in_use == 0
 
 
+async def test_a_history_that_was_forgotten_is_computed_again(start: Start) -> None:
+    client = await start()
+    cached = []
+    for i in range(3):
+        sink = Collector()
+        client.submit(request(f"r{i}", list(range(40))), sink)
+        await asyncio.wait_for(sink.done.wait(), 10)
+        assert sink.tokens == expected_tokens(list(range(40)), 5)
+        cached.append(sink.deltas[-1].num_cached_tokens)
+        if i == 1:
+            client.forget_kv(range(40), 20, b"")
+    assert cached == [0, 32, 16]
+
+
+async def test_sessions_are_described_in_the_order_they_were_asked_for(start: Start) -> None:
+    client = await start()
+    found = await client.describe_sessions(["b", "a"])
+    assert [entry.session for entry in found.sessions] == ["b", "a"]
+
+
 async def test_progress_is_told_while_loading(start: Start) -> None:
     seen: list[LoadProgress] = []
     await start(on_progress=seen.append)

@@ -14,18 +14,22 @@ from engine.messages import (
     AddRequest,
     CheckIntegrity,
     Configure,
+    DescribeSessions,
     EngineCommand,
     EngineFailed,
     FinishReason,
+    ForgetKv,
     FromEngine,
     LoadProgress,
+    Retention,
     SamplingParams,
+    SessionsReport,
     StepReport,
     ToEngine,
     TokenDelta,
     TokenLogprobs,
 )
-from engine.stats import EngineStats
+from engine.stats import EngineStats, SessionKv
 from engine.wire import MAX_FRAME_BYTES, FrameDecoder, WireError, encode_frame
 
 COMMANDS: list[EngineCommand] = [
@@ -35,8 +39,13 @@ COMMANDS: list[EngineCommand] = [
         prompt_token_ids=(1, 2, 70000),
         sampling=SamplingParams(max_tokens=3, seed=2**63 - 1, logit_bias={5: -1.5}, stop_token_ids=(7,)),
         cache_salt=b"\x01",
+        session="s",
+        retention=Retention(keep_s=0.5, lowest="host"),
+        kv_quota=0.25,
     ),
     AbortRequest("é"),
+    ForgetKv(token_ids=(1, 2), from_token=1, cache_salt=b"\x01"),
+    DescribeSessions(4, ("s", "")),
     CheckIntegrity(3),
 ]
 
@@ -64,6 +73,7 @@ def test_events_round_trip() -> None:
     events = [
         StepReport(step=4, deltas=(delta,), stats=EngineStats(num_running=1), stage_seconds={"execute": 0.5}),
         LoadProgress("weights", 1, 2),
+        SessionsReport(4, (SessionKv("s", 40, "Dh"), SessionKv("", 0, ""))),
         EngineFailed("why"),
     ]
     decoder = FrameDecoder(FromEngine)

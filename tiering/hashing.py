@@ -41,6 +41,14 @@ class BlockNamer:
         self._salt = salt
         self.block_size = block_size
 
+    def names(self, token_ids: Sequence[int]) -> list[BlockHash]:
+        """Names of all full blocks of a history."""
+        found: list[BlockHash] = []
+        for start in range(0, len(token_ids) - self.block_size + 1, self.block_size):
+            parent = found[-1] if found else ROOT
+            found.append(self.name(parent, token_ids[start : start + self.block_size]))
+        return found
+
     def name(self, parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
         """Name of the block that holds ``token_ids`` (exactly one block) after block ``parent``."""
         assert len(token_ids) == self.block_size
