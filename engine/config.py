@@ -72,6 +72,14 @@ def parse_optional_size(text: str) -> MemorySize:
     return MemorySize(num_bytes=0) if text in ("0", "off") else parse_memory_size(text)
 
 
+def parse_share(text: str) -> float:
+    """Read ``50%``, of anything, as 0.5. Raises ConfigError for what is not from 0% to 100%."""
+    match = _SIZE.fullmatch(text)
+    if match is None or match.group(2) != "%" or float(match.group(1)) > 100:
+        raise ConfigError(f"{text!r} is not a share; write it like 50%, from 0% to 100%.")
+    return float(match.group(1)) / 100
+
+
 class DiskTier(msgspec.Struct, frozen=True):
     """A directory for KV blocks and the space to take there; None: choose when it is opened."""
 

@@ -19,7 +19,7 @@ from gateway.cors import parse_origin
 from gateway.doctor import run_doctor
 from gateway.keys_command import keys_command
 from gateway.lifecycle import EXIT_USER_ERROR, run_server
-from gateway.options import FiniteFloat, engine_config, engine_options, tls_files, tls_options
+from gateway.options import SHARE, FiniteFloat, engine_config, engine_options, tls_files, tls_options
 from gateway.state import GatewaySettings, package_version
 from gateway.terminal_chat import ChatError, Server, own_server, run_chat
 from gateway.tools.registry import FAMILIES
@@ -96,6 +96,13 @@ def main() -> None:
     default=_DEFAULTS.max_waiting_tokens,
     show_default=True,
     help="Tokens, prompts and answers, that requests in the house may take beyond the KV pool; more get 429.",
+)
+@click.option(
+    "--kv-quota",
+    type=SHARE,
+    default=f"{_DEFAULTS.kv_quota:.0%}",
+    show_default=True,
+    help="Share of each KV tier that one tenant may keep by asking for it (docs/tenants.md).",
 )
 @click.option(
     "--max-connections",
@@ -176,6 +183,7 @@ def serve_command(**options: Any) -> None:
         max_num_seqs=config.max_num_seqs,
         max_waiting=options["max_waiting"],
         max_waiting_tokens=options["max_waiting_tokens"],
+        kv_quota=options["kv_quota"],
         drain_timeout_s=options["drain_timeout"],
         tool_call_parser=options["tool_call_parser"],
         reasoning_parser=options["reasoning_parser"],

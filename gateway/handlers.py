@@ -179,6 +179,7 @@ class _Answering:
                 tenant=tenant.name,
                 weight=tenant.weight,
                 priority=self._service.engine_priority,
+                kv_quota=self._gateway.kv_quota(tenant),
             )
             for number, prompt in enumerate(self._request.prompts)
         ]

@@ -46,6 +46,7 @@ class TenantEntry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     weight: Annotated[float, Meta(gt=0, le=1000)] = 1.0
     allow_priority: bool = True
     cache_group: str | None = None
+    kv_quota: Annotated[float, Meta(ge=0, le=1)] | None = None
 
 
 def read_keys_file(path: Path) -> list[ListedTenant]:
@@ -120,6 +121,7 @@ def _tenant(name: str, table: Any) -> ListedTenant:
         limits=Limits(entry.max_concurrent, entry.requests_per_minute, entry.tokens_per_minute),
         allows_priority=entry.allow_priority,
         is_listed=True,
+        kv_quota=entry.kv_quota,
     )
     return ListedTenant(tenant, tuple(_digests(entry.keys, who)))
 

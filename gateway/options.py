@@ -21,6 +21,7 @@ from engine.config import (
     parse_disk_tier,
     parse_memory_size,
     parse_optional_size,
+    parse_share,
 )
 from gateway.tls import TlsFiles
 
@@ -48,6 +49,7 @@ class Parsed(click.ParamType[Value]):
 _SIZE = Parsed("size", MemorySize, parse_memory_size)
 _SIZE_OR_OFF = Parsed("size", MemorySize, parse_optional_size)
 _DISK = Parsed("path", DiskTier, parse_disk_tier)
+SHARE = Parsed("share", float, parse_share)
 _POSITIVE = click.IntRange(min=1)
 _DEFAULTS = EngineConfig(model="")
 

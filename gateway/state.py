@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from engine.client import Engine, EngineHealth
-from engine.messages import EngineInfo, StepReport
+from engine.messages import DEFAULT_KV_QUOTA, EngineInfo, StepReport
 from gateway.admission import Admission
 from gateway.chat_template import ChatTemplate, TemplateRenderError
 from gateway.connection_limits import ConnectionLimits, OpenConnections
@@ -36,6 +36,7 @@ from gateway.openapi import About, document
 from gateway.request_body import BodyReader
 from gateway.service_rate import ServiceRate
 from gateway.tenant_register import TenantRegister
+from gateway.tenants import Tenant
 from gateway.tls import TlsFiles
 from gateway.token_stream import TokenStream
 from gateway.tokenizer import TextCodec
@@ -50,7 +51,8 @@ class GatewaySettings:
     Without ``api_keys`` and ``keys_file`` everybody is let in; without ``admin_key`` there is no ``/debug``.
     ``served_model_names`` empty means the engine's own name; ``max_num_seqs`` is the engine's batch,
     ``max_waiting`` how many sequences may be in the house beyond it, and ``max_waiting_tokens`` how many
-    tokens they may take beyond what the device pool holds. ``send_buffer_bytes`` bounds what the
+    tokens they may take beyond what the device pool holds. ``kv_quota`` is the share of each tier that a
+    tenant may keep of which nothing else is said. ``send_buffer_bytes`` bounds what the
     kernel holds for a client that does not read. ``linger_s`` is how long a client that is given up may take
     to read why. ``tool_call_parser`` and ``reasoning_parser`` are as ``choose_style`` takes them.
     ``cors_origins`` empty lets no web page of another origin read anything; without ``tls``
@@ -66,6 +68,7 @@ class GatewaySettings:
     max_num_seqs: int = 64
     max_waiting: int = 256
     max_waiting_tokens: int = 512 * 2**10
+    kv_quota: float = DEFAULT_KV_QUOTA
     max_body_bytes: int = 8 * 2**20
     max_total_body_bytes: int = 256 * 2**20
     body_timeout_s: float = 60.0
@@ -183,6 +186,10 @@ class Gateway:
         """One word for ``/health``: ok, draining, stalled or dead."""
         health = self.engine.health()
         return "draining" if self.draining and health is EngineHealth.OK else health.value
+
+    def kv_quota(self, tenant: Tenant) -> float:
+        """Share of each tier's blocks that a tenant may keep."""
+        return self.settings.kv_quota if tenant.kv_quota is None else tenant.kv_quota
 
     def _about(self) -> About:
         settings = self.settings

@@ -31,6 +31,7 @@ class Tenant:
 
     ``name`` is never derived from a key. ``is_listed``: it is in the keys file, so that its name may label
     metrics. ``allows_priority``: it may ask for more than the default priority among its own requests.
+    ``kv_quota``: the share of each tier that it may keep, None for that of the house.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Tenant:
     limits: Limits = NO_LIMITS
     allows_priority: bool = True
     is_listed: bool = False
+    kv_quota: float | None = None
 
 
 ANONYMOUS = Tenant(name="", cache_salt=b"")

@@ -11,6 +11,7 @@ from engine.config import (
     parse_disk_tier,
     parse_memory_size,
     parse_optional_size,
+    parse_share,
 )
 
 
@@ -40,6 +41,17 @@ def test_a_share_of_the_tiers_memory() -> None:
 def test_nonsense_is_refused_with_a_sentence(text: str) -> None:
     with pytest.raises(ConfigError, match=r"\.$"):
         parse_memory_size(text)
+
+
+@pytest.mark.parametrize(("text", "share"), [("0%", 0.0), ("50%", 0.5), ("2.5 %", 0.025), ("100%", 1.0)])
+def test_a_share(text: str, share: float) -> None:
+    assert parse_share(text) == share
+
+
+@pytest.mark.parametrize("text", ["", "50", "0.5", "-1%", "101%", "50%%", "nan%", "half", "9" * 400 + "%"])
+def test_what_is_no_share(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not a share"):
+        parse_share(text)
 
 
 @pytest.mark.parametrize(

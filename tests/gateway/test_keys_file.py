@@ -21,6 +21,7 @@ requests_per_minute = 60
 tokens_per_minute = 100_000
 weight = 2
 allow_priority = false
+kv_quota = 0.25
 cache_group = "family"
 
 [tenants.guest]
@@ -36,6 +37,7 @@ def test_every_field() -> None:
     acme, guest = parse_keys_file(WHOLE, is_json=False)
     assert acme.digests == (bytes.fromhex(ONE), bytes.fromhex(TWO))
     assert (acme.tenant.name, acme.tenant.weight, acme.tenant.allows_priority) == ("acme", 2.0, False)
+    assert (acme.tenant.kv_quota, guest.tenant.kv_quota) == (0.25, None)
     assert acme.tenant.limits == Limits(8, 60, 100_000)
     assert acme.tenant.cache_salt == salt_of("other", "family")
     assert (guest.tenant.limits, guest.tenant.weight, guest.tenant.allows_priority) == (Limits(), 1.0, True)
@@ -47,7 +49,7 @@ def test_json_means_the_same() -> None:
     tables = {
         "acme": {
             "keys": [ONE, TWO], "max_concurrent": 8, "requests_per_minute": 60, "tokens_per_minute": 100_000,
-            "weight": 2, "allow_priority": False, "cache_group": "family",
+            "weight": 2, "allow_priority": False, "kv_quota": 0.25, "cache_group": "family",
         },
         "guest": {"keys": []},
     }  # fmt: skip
@@ -72,6 +74,10 @@ def test_json_means_the_same() -> None:
         ("keys = []\nweight = -1", "weight"),
         ("keys = []\nweight = nan", "weight"),
         ("keys = []\nweight = inf", "weight"),
+        ("keys = []\nkv_quota = 1.5", "kv_quota"),
+        ("keys = []\nkv_quota = -0.1", "kv_quota"),
+        ("keys = []\nkv_quota = nan", "kv_quota"),
+        ('keys = []\nkv_quota = "50%"', "kv_quota"),
         ("keys = []\nallow_priority = 1", "allow_priority"),
         ('keys = []\ncache_group = ""', "cache_group"),
         ('keys = []\ncache_group = "sk-unhashed-secret/"', "cache_group"),
