@@ -45,6 +45,8 @@ class ErrorKind(enum.Enum):
     REQUEST_FAILED = "request_failed"
     ENGINE_DEAD = "engine_dead"
     ENGINE_BUSY = "engine_busy"
+    STATE_FAILED = "state_failed"
+    STATE_BUSY = "state_busy"
     SHUTDOWN = "shutdown"
     TOO_MANY_CONNECTIONS = "too_many_connections"
     TOO_SLOW = "too_slow"
@@ -93,6 +95,8 @@ _SHAPES = {
     ErrorKind.REQUEST_FAILED: Shape(500, _SERVER, "request_failed", _INTERNAL),
     ErrorKind.ENGINE_DEAD: Shape(503, _SERVER, "engine_dead", _INTERNAL),
     ErrorKind.ENGINE_BUSY: Shape(503, _SERVER, "engine_busy", _TRY_AGAIN),
+    ErrorKind.STATE_FAILED: Shape(500, _SERVER, "state_failed", _INTERNAL),
+    ErrorKind.STATE_BUSY: Shape(503, _SERVER, "state_busy", _TRY_AGAIN),
     ErrorKind.SHUTDOWN: Shape(503, _SERVER, "shutting_down", _GOING_AWAY),
     ErrorKind.TOO_MANY_CONNECTIONS: Shape(503, _SERVER, "too_many_connections", _TRY_AGAIN),
     ErrorKind.TOO_SLOW: Shape(408, _SERVER, "client_too_slow"),
