@@ -27,6 +27,11 @@ from gateway.error_answers import INTERNAL, SERVER_NAME, error_response, from_re
 from gateway.errors import ApiError
 from gateway.request_body import check_expectation, is_owed_a_body
 from gateway.request_keys import GATEWAY, REQUEST_ID_HEADER, request_id_of, visitor_of
+from gateway.responses import handlers as responses
+from gateway.responses.app_keys import RESPONSES
+from gateway.responses.records import StateSettings
+from gateway.responses.service import ResponseService
+from gateway.responses.store import StateStore
 from gateway.state import Gateway, GatewaySettings, open_gateway
 from gateway.tenant_register import TenantRegister
 
@@ -36,18 +41,25 @@ _BACKLOG = 1024
 _MAX_DIGITS = 640  # of numbers in bodies; the least that Python allows. Longer ones cost the square of it
 
 
-def build_app(gateway: Gateway) -> web.Application:
+def build_app(gateway: Gateway, store: StateStore) -> web.Application:
     """Routes and middleware. Run it with ``running_site``, which sets what they count on."""
     app = web.Application(middlewares=[_surround])
     app[GATEWAY] = gateway
+    app[RESPONSES] = ResponseService(gateway, store)
+    app.on_cleanup.append(_close_responses)
     app.on_response_prepare.append(_add_headers)
     for path, handler in (
         ("/v1/completions", handlers.completions),
         ("/v1/chat/completions", handlers.chat_completions),
+        ("/v1/responses", responses.create),
+        ("/v1/responses/{id}/cancel", responses.cancel),
         ("/tokenize", handlers.tokenize),
         ("/detokenize", handlers.detokenize),
     ):
         app.router.add_post(path, handler, expect_handler=check_expectation)
+    app.router.add_get("/v1/responses/{id}", responses.retrieve)
+    app.router.add_delete("/v1/responses/{id}", responses.delete)
+    app.router.add_get("/v1/responses/{id}/input_items", responses.input_items)
     app.router.add_get("/v1/models", probes.models)
     app.router.add_get("/v1/models/{name:(?s:.+)}", probes.model)
     app.router.add_get("/health", probes.health)
@@ -95,11 +107,15 @@ class _Site(web.BaseSite):
 
 @asynccontextmanager
 async def running_site(
-    gateway: Gateway, listeners: Sequence[socket.socket], tls: ssl.SSLContext | None = None
+    gateway: Gateway,
+    listeners: Sequence[socket.socket],
+    tls: ssl.SSLContext | None = None,
+    store: StateStore | None = None,
 ) -> AsyncIterator[None]:
-    """Listen on bound sockets. Leaving closes every connection."""
+    """Listen on bound sockets. Leaving closes every connection. Without a ``store`` nothing outlives it."""
+    own = await asyncio.to_thread(StateStore.open, StateSettings()) if store is None else store
     runner = web.AppRunner(
-        build_app(gateway), handler_cancellation=True, handle_signals=False, shutdown_timeout=1.0
+        build_app(gateway, own), handler_cancellation=True, handle_signals=False, shutdown_timeout=1.0
     )
     await runner.setup()
     try:
@@ -108,6 +124,12 @@ async def running_site(
         yield
     finally:
         await runner.cleanup()
+        if store is None:
+            await asyncio.to_thread(own.close)
+
+
+async def _close_responses(app: web.Application) -> None:
+    await app[RESPONSES].close()
 
 
 async def serve(

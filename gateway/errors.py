@@ -29,7 +29,10 @@ class ErrorKind(enum.Enum):
     UNAUTHORIZED = "unauthorized"
     MODEL_NOT_FOUND = "model_not_found"
     NOT_FOUND = "not_found"
+    PREVIOUS_NOT_FOUND = "previous_not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
+    CONFLICT = "conflict"
+    HISTORY_TOO_LARGE = "history_too_large"
     HEAD_TIMEOUT = "head_timeout"
     BODY_TIMEOUT = "body_timeout"
     BODY_TOO_LARGE = "body_too_large"
@@ -79,9 +82,12 @@ _SHAPES = {
     ErrorKind.UNAUTHORIZED: Shape(401, _CLIENT, "invalid_api_key"),
     ErrorKind.MODEL_NOT_FOUND: Shape(404, _CLIENT, "model_not_found"),
     ErrorKind.NOT_FOUND: Shape(404, _CLIENT, "not_found"),
+    ErrorKind.PREVIOUS_NOT_FOUND: Shape(404, _CLIENT, "previous_response_not_found"),
     ErrorKind.METHOD_NOT_ALLOWED: Shape(405, _CLIENT, "method_not_allowed"),
     ErrorKind.HEAD_TIMEOUT: Shape(408, _CLIENT, "request_timeout"),
     ErrorKind.BODY_TIMEOUT: Shape(408, _CLIENT, "request_timeout"),
+    ErrorKind.CONFLICT: Shape(409, _CLIENT, "response_in_progress"),
+    ErrorKind.HISTORY_TOO_LARGE: Shape(413, _CLIENT, "history_too_large"),
     ErrorKind.BODY_TOO_LARGE: Shape(413, _CLIENT, "request_too_large", _TOO_BIG),
     ErrorKind.URL_TOO_LONG: Shape(414, _CLIENT, "url_too_long"),
     ErrorKind.UNSUPPORTED_MEDIA_TYPE: Shape(415, _CLIENT, "unsupported_media_type", _UNSUPPORTED_DATA),
@@ -109,6 +115,7 @@ _FAILURES = {
     FailureKind.REQUEST_INVALID: ErrorKind.BAD_REQUEST,
     FailureKind.TOO_SLOW: ErrorKind.TOO_SLOW,
     FailureKind.SHUTDOWN: ErrorKind.SHUTDOWN,
+    FailureKind.INTERRUPTED: ErrorKind.REQUEST_FAILED,
 }
 
 

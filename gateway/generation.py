@@ -7,6 +7,7 @@ completed it. What is thought and what is called is told apart here too, if the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.messages import FinishReason, PromptLogprobs
@@ -21,11 +22,15 @@ from gateway.token_stream import TokenStream
 
 @dataclass(frozen=True, slots=True)
 class ChoicePiece:
-    """A stretch of one choice, possibly empty; ``finish_reason`` is set on its last."""
+    """A stretch of one choice, possibly empty; ``finish_reason`` is set on its last.
+
+    ``token_ids`` were generated since the one before, those behind the end of its text included.
+    """
 
     index: int
     piece: Piece
     finish_reason: FinishReason | None = None
+    token_ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +155,7 @@ class Generation:
         if part.prompt_logprobs is not None:
             self._prompt_logprobs[index // self._request.sampling.n] = part.prompt_logprobs
         choice.push(part)
-        return ChoicePiece(index, choice.take(), choice.finish_reason)
+        return ChoicePiece(index, choice.take(), choice.finish_reason, part.token_ids)
 
     def usage(self) -> Usage:
         """Of all choices, so far."""

@@ -20,12 +20,12 @@ from typing import Protocol, TypeVar
 from aiohttp import web
 from msgspec import UNSET
 
-from engine.messages import AddRequest, FinishReason, PromptLogprobs
+from engine.messages import FinishReason, PromptLogprobs
 from gateway.answer import Piece
 from gateway.errors import ApiError, ErrorKind, from_failure, shutting_down
 from gateway.generation import ChoicePiece, Generation
 from gateway.mailbox import FailureKind, StreamFailedError
-from gateway.metrics import CANCELLED, RequestRecord
+from gateway.metrics import RequestRecord
 from gateway.offload import OffloadFullError
 from gateway.openai.answers import AnswerFormat, Identity, WholeChoice, join
 from gateway.openai.validated import GenerationRequest
@@ -34,6 +34,7 @@ from gateway.request_keys import GATEWAY, request_id_of, visitor_of
 from gateway.shared_room import Holder
 from gateway.sse_writer import SseWriter
 from gateway.state import Gateway
+from gateway.submission import Booking, engine_requests, service_for, session_of_key
 from gateway.tenant_register import Visitor
 from gateway.token_stream import TokenStream
 
@@ -77,7 +78,7 @@ async def detokenize(request: web.Request) -> web.Response:
 
 async def _transform(http: web.Request, work: Callable[[bytes], bytes]) -> web.Response:
     gateway = http.app[GATEWAY]
-    visitor = _known_visitor(http)
+    visitor = known_visitor(http)
     async with gateway.bodies.read(http, visitor.holder) as body:
         visitor.count_request()
         answer = await _offload(gateway, visitor.holder, work, body)
@@ -109,7 +110,7 @@ async def _take_in(
     """Read and check a request. Its permits, one for each of its sequences, and the tokens reserved for it
     are held until ``scope`` ends.
     """
-    visitor = _known_visitor(http)
+    visitor = known_visitor(http)
     async with gateway.bodies.read(http, visitor.holder) as body:
         if gateway.draining:
             raise shutting_down()
@@ -122,7 +123,7 @@ async def _take_in(
         return request
 
 
-def _known_visitor(http: web.Request) -> Visitor:
+def known_visitor(http: web.Request) -> Visitor:
     """Of a path of the API, where nobody comes in unknown."""
     visitor = visitor_of(http)
     assert visitor is not None
@@ -151,16 +152,15 @@ class _Answering:
         self._gateway = gateway
         self._request = request
         self._record = record
-        self._visitor = _known_visitor(http)
+        self._visitor = known_visitor(http)
         self._id = endpoint.id_prefix + uuid.uuid4().hex
-        allows_priority = self._visitor.tenant.allows_priority
-        self._service = request.service if allows_priority else request.service.without_priority()
+        service = service_for(self._visitor.tenant, request)
         identity = Identity(
             self._id,
             int(time.time()),
             request.model,
             gateway.model.fingerprint,
-            self._service.tier.value if self._service.is_told else UNSET,
+            service.tier.value if service.is_told else UNSET,
         )
         self._format = endpoint.answer(request, identity)
         self._headers: dict[str, str] = {}
@@ -170,22 +170,12 @@ class _Answering:
     async def run(self) -> web.StreamResponse:
         """Answer. Raises ApiError for a failure that can still become a status."""
         tenant = self._visitor.tenant
-        requests = [
-            AddRequest(
-                request_id=f"{self._id}.{number}" if number else self._id,
-                prompt_token_ids=prompt.token_ids,
-                sampling=prompt.sampling,
-                cache_salt=tenant.cache_salt,
-                tenant=tenant.name,
-                weight=tenant.weight,
-                priority=self._service.engine_priority,
-                kv_quota=self._gateway.kv_quota(tenant),
-            )
-            for number, prompt in enumerate(self._request.prompts)
-        ]
+        session = session_of_key(tenant, self._request)
+        kv_quota = self._gateway.kv_quota(tenant)
+        requests = engine_requests(self._request, self._id, tenant, session, kv_quota)
+        booking = Booking(self._request, self._visitor, self._record)
         limits = self._gateway.settings.stream_limits
-        stream = TokenStream(self._gateway.engine, requests, limits, self._on_tokens)
-        self._visitor.use_prompt(self._request.num_prompt_tokens)
+        stream = TokenStream(self._gateway.engine, requests, limits, booking.on_tokens)
         try:
             async with self._gateway.streams.open(stream):
                 generation = Generation(self._request, stream, self._gateway.model.codec.table)
@@ -193,13 +183,7 @@ class _Answering:
                     return await self._streamed(generation, SseWriter(self._http, stream, self._headers))
                 return await self._plain(generation)
         finally:
-            if self._request.sampling.beam is not None and self._record.outcome == CANCELLED:
-                self._visitor.use_all()  # how far a search had come is not told before its end
-
-    def _on_tokens(self, index: int, count: int) -> None:
-        self._record.on_tokens(index, count)
-        sampling = self._request.sampling  # of a search the results are told, and all beams were generated
-        self._visitor.use_generated(count * sampling.num_seqs // sampling.n)
+            booking.close()
 
     async def _plain(self, generation: Generation) -> web.Response:
         pieces: dict[int, list[Piece]] = defaultdict(list)

@@ -17,7 +17,10 @@ from engine.messages import FinishReason, PromptLogprobs, TokenDelta, TokenLogpr
 
 
 class FailureKind(enum.Enum):
-    """Why a stream ended without a finish reason. ``REQUEST_INVALID`` is the client's fault."""
+    """Why a stream ended without a finish reason. ``REQUEST_INVALID`` is the client's fault.
+
+    ``INTERRUPTED``: whoever owns the stream ended it, and tells its own reason.
+    """
 
     ENGINE_DEAD = "engine_dead"
     ENGINE_BUSY = "engine_busy"
@@ -25,6 +28,7 @@ class FailureKind(enum.Enum):
     REQUEST_INVALID = "request_invalid"
     TOO_SLOW = "too_slow"
     SHUTDOWN = "shutdown"
+    INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True, slots=True)

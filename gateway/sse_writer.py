@@ -11,24 +11,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 
 from gateway.errors import ApiError
 from gateway.protocol import sse
-from gateway.token_stream import TokenStream
 
 # Below this in the transport's buffer a write never waits (aiohttp and uvloop both wait at 64 KiB).
 _NEVER_BLOCKS_BYTES = 32 * 2**10
 
 
+class WriteGuard(Protocol):
+    """Says how long a write may take."""
+
+    async def wait_unless_ended(self, write: asyncio.Task[None]) -> None:
+        """Wait for a write, without cancelling it in any case. Raises StreamFailedError."""
+        ...
+
+
 class SseWriter:
     """``started`` tells whether the status has gone out."""
 
-    def __init__(self, request: web.Request, stream: TokenStream, headers: Mapping[str, str]) -> None:
+    def __init__(self, request: web.Request, guard: WriteGuard, headers: Mapping[str, str]) -> None:
         self._request = request
-        self._stream = stream
+        self._guard = guard
         self._tasks: list[asyncio.Task[None]] = []
         self.response = web.StreamResponse(headers={**headers, "Content-Type": sse.CONTENT_TYPE})
 
@@ -71,7 +78,7 @@ class SseWriter:
             await write
             return
         task = self._start(write)
-        await self._stream.wait_unless_ended(task)
+        await self._guard.wait_unless_ended(task)
         self._tasks.remove(task)
 
     def _start(self, write: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

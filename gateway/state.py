@@ -54,7 +54,10 @@ class GatewaySettings:
     tokens they may take beyond what the device pool holds. ``kv_quota`` is the share of each tier that a
     tenant may keep of which nothing else is said. ``send_buffer_bytes`` bounds what the
     kernel holds for a client that does not read. ``linger_s`` is how long a client that is given up may take
-    to read why. ``tool_call_parser`` and ``reasoning_parser`` are as ``choose_style`` takes them.
+    to read why. ``detached_s`` is how long a stored response goes on with nobody following
+    it, and how long the events of one that has ended can be had; ``max_event_log_bytes`` bounds those of one,
+    ``max_ended_log_bytes`` those of all that have ended.
+    ``tool_call_parser`` and ``reasoning_parser`` are as ``choose_style`` takes them.
     ``cors_origins`` empty lets no web page of another origin read anything; without ``tls``
     plain HTTP is spoken.
     """
@@ -81,6 +84,9 @@ class GatewaySettings:
     tls: TlsFiles | None = None
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     stream_limits: StreamLimits = field(default_factory=StreamLimits)
+    detached_s: float = 30.0
+    max_event_log_bytes: int = 2**20
+    max_ended_log_bytes: int = 32 * 2**20
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
 

@@ -27,7 +27,6 @@ class CacheHints:
     keep_s: float = 0.0
     may_reach_disk: bool = True
     key: str | None = None
-    prewarm: bool = False
 
 
 NO_HINTS = CacheHints()
@@ -51,7 +50,6 @@ def check_cache_hints(wire: SamplingFields) -> CacheHints:
         keep_s,
         may_reach_disk=retention in (None, "24h"),
         key=wire.prompt_cache_key or None,
-        prewarm=options is not None and bool(options.prewarm),
     )
 
 

@@ -87,11 +87,10 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 class PromptCacheOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """``ttl``: how long the KV of this history is to be kept. ``prewarm``: prepare it, and answer nothing."""
+    """``ttl``: how long the KV of this history is to be kept."""
 
     mode: Annotated[str, one_of(("implicit", "explicit"))] | None = None
     ttl: Annotated[str, told(pattern=TTL_PATTERN)] | None = None
-    prewarm: bool | None = None
     comparison_response_id: IgnoredName = None
 
 

@@ -12,6 +12,11 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
+def typed_event(type: str, payload: bytes) -> bytes:
+    """The same with its type on a line of its own, as clients of /v1/responses expect it."""
+    return b"event: " + type.encode() + b"\n" + event(payload)
+
+
 def event(payload: bytes) -> bytes:
     """One event that carries ``payload``, a JSON text without line breaks."""
     assert b"\n" not in payload and b"\r" not in payload

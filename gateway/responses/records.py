@@ -30,7 +30,8 @@ class ResponseRecord:
     """One response. ``inputs`` are its own turn's, not those of the turns before it.
 
     ``previous_id`` names the response it builds on, ``conversation_id`` the conversation that its turn is
-    part of; it has at most one of them.
+    part of; it has at most one of them. ``making`` is what its maker wants to know of it again; nobody else
+    reads it.
     """
 
     id: str
@@ -43,6 +44,7 @@ class ResponseRecord:
     body: bytes
     inputs: tuple[ItemRecord, ...]
     outputs: tuple[ItemRecord, ...]
+    making: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ _CHECKS = {
         WHERE tenant NOT IN (SELECT name FROM tenants)""",
     "a response's bytes": """
         SELECT count(*) FROM responses
-        WHERE num_bytes != :row + length(body) + length(inputs) + length(outputs)""",
+        WHERE num_bytes != :row + length(body) + length(making) + length(inputs) + length(outputs)""",
     "a response's holds": """
         SELECT count(*) FROM responses r WHERE holds != (status IN ('queued', 'in_progress'))
             + (SELECT count(*) FROM responses later WHERE later.previous = r.number)""",

@@ -18,7 +18,7 @@ from gateway.responses.schema import ROW_BYTES
 
 _COLUMNS = """
     r.id, r.tenant, r.session, (SELECT p.id FROM responses p WHERE p.number = r.previous), r.conversation_id,
-    r.status, r.created_at, r.body, r.inputs, r.outputs
+    r.status, r.created_at, r.body, r.inputs, r.outputs, r.making
 """
 _ONE = f"SELECT {_COLUMNS} FROM responses r WHERE r.tenant = ? AND r.id = ? AND NOT r.is_deleted"
 _LEFT_RUNNING = f"SELECT {_COLUMNS} FROM responses r WHERE r.status IN (?, ?) AND NOT r.is_deleted"
@@ -76,10 +76,10 @@ def put(
     inputs, outputs = _encode(record)
     database.execute(
         "UPDATE responses SET status = ?, holds = holds + ?, used_at = ?, num_bytes = ?, inputs = ?,"
-        " outputs = ?, body = ? WHERE number = ?",
+        " outputs = ?, body = ?, making = ? WHERE number = ?",
         (
             record.status, (record.status in RUNNING) - (status in RUNNING), now,
-            _num_bytes(record, inputs, outputs), inputs, outputs, record.body, number,
+            _num_bytes(record, inputs, outputs), inputs, outputs, record.body, record.making, number,
         ),
     )  # fmt: skip
     return int(number)
@@ -97,12 +97,13 @@ def _insert(
     inputs, outputs = _encode(record)
     cursor = database.execute(
         "INSERT INTO responses (tenant, id, session, previous, conversation_id, conversation, turn_after,"
-        " status, created_at, used_at, holds, num_bytes, inputs, outputs, body)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        " status, created_at, used_at, holds, num_bytes, inputs, outputs, body, making)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             record.tenant, record.id, record.session, previous, record.conversation_id,
             place and place.conversation, place and place.turn_after, record.status, record.created_at, now,
             record.status in RUNNING, _num_bytes(record, inputs, outputs), inputs, outputs, record.body,
+            record.making,
         ),
     )  # fmt: skip
     assert cursor.lastrowid is not None
@@ -149,7 +150,8 @@ def delete(database: sqlite3.Connection, tenant: str, response_id: str) -> Respo
     number = find(database, tenant, response_id)
     assert number is not None
     database.execute(
-        "UPDATE responses SET is_deleted = 1, num_bytes = num_bytes - length(body), body = x''"
+        "UPDATE responses SET is_deleted = 1, num_bytes = num_bytes - length(body) - length(making),"
+        " body = x'', making = x''"
         " WHERE number = ?",
         (number,),
     )
@@ -191,8 +193,8 @@ def fail_lost(database: sqlite3.Connection, now: float) -> int:
 
 
 def _record(row: tuple[Any, ...]) -> ResponseRecord:
-    *plain, inputs, outputs = row
-    fields = (*plain, _decode_items(inputs), _decode_items(outputs))
+    *plain, inputs, outputs, making = row
+    fields = (*plain, _decode_items(inputs), _decode_items(outputs), making)
     return ResponseRecord(*fields)
 
 
@@ -201,4 +203,4 @@ def _encode(record: ResponseRecord) -> tuple[bytes, bytes]:
 
 
 def _num_bytes(record: ResponseRecord, inputs: bytes, outputs: bytes) -> int:
-    return ROW_BYTES + len(record.body) + len(inputs) + len(outputs)
+    return ROW_BYTES + len(record.body) + len(record.making) + len(inputs) + len(outputs)

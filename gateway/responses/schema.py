@@ -44,6 +44,7 @@ CREATE TABLE responses (
     inputs BLOB NOT NULL,
     outputs BLOB NOT NULL,
     body BLOB NOT NULL,
+    making BLOB NOT NULL,
     UNIQUE (tenant, id)
 );
 CREATE INDEX idle_responses ON responses (tenant, used_at, number) WHERE holds = 0;

@@ -122,6 +122,10 @@ _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(ResponseObject)
 
 
+def encode(shown: DeletedResponse | ItemList) -> bytes:
+    return _ENCODER.encode(shown)
+
+
 def encode_response(response: ResponseObject) -> bytes:
     return _ENCODER.encode(response)
 

@@ -14,7 +14,7 @@ from gateway.openai.notes import Exactly, Ignored, one_of, told
 from gateway.openai.ranges import MAX_LOGPROBS, MAX_NAME_CHARS
 from gateway.openai.responses.items import Input
 from gateway.openai.tools import MAX_DESCRIPTION_CHARS, MAX_TOOLS, NAME_PATTERN
-from gateway.openai.wire import SamplingFields
+from gateway.openai.wire import PromptCacheOptions, SamplingFields
 
 INCLUDED_LOGPROBS = "message.output_text.logprobs"
 _Null = Annotated[Any, Exactly({"type": "null"})]
@@ -67,6 +67,12 @@ class ConversationRef(msgspec.Struct, kw_only=True):
     id: str
 
 
+class ResponseCacheOptions(PromptCacheOptions, kw_only=True, forbid_unknown_fields=True):
+    """``prewarm``: prepare the KV of this history, and answer nothing."""
+
+    prewarm: bool | None = None
+
+
 class ResponseStreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None  # a padding against traffic analysis; we send none
 
@@ -79,6 +85,7 @@ class ResponseWire(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     store: bool | None = None
     background: bool | None = None
     generate: bool | None = None
+    prompt_cache_options: ResponseCacheOptions | None = None
     max_output_tokens: Annotated[int | None, told("Cut to what the window leaves.", minimum=1)] = None
     max_tool_calls: Annotated[int | None, told("Of built-in tools, of which there are none.", minimum=1)] = (
         None

@@ -1,0 +1,135 @@
+"""HTTP handlers of /v1/responses.
+
+Runs on the event loop. A handler only follows a run: when its client goes, the run decides for itself whether
+it goes on. What fails before anything was sent is a status; after it the last event says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from gateway.errors import ApiError, bad_request
+from gateway.handlers import known_visitor
+from gateway.mailbox import TOO_SLOW, StreamFailedError
+from gateway.openai.responses.events import Event
+from gateway.openai.responses.shape import DeletedResponse, encode, encode_response
+from gateway.protocol import sse
+from gateway.request_keys import GATEWAY
+from gateway.responses.app_keys import RESPONSES
+from gateway.responses.event_log import EventsGoneError
+from gateway.responses.paging import page_of, page_query
+from gateway.responses.run import ResponseRun
+from gateway.sse_writer import SseWriter
+
+_JSON = "application/json"
+
+
+async def create(http: web.Request) -> web.StreamResponse:
+    """POST /v1/responses."""
+    gateway, visitor = http.app[GATEWAY], known_visitor(http)
+    async with gateway.bodies.read(http, visitor.holder) as body:
+        run = await http.app[RESPONSES].create(visitor, body)
+    if run.request.wire.stream:
+        return await _streamed(http, run, -1)
+    if not run.request.wire.background:
+        async for _ in run.follow():
+            pass
+        if run.failure is not None:
+            raise run.failure
+    return web.Response(body=encode_response(run.response), content_type=_JSON)
+
+
+async def retrieve(http: web.Request) -> web.StreamResponse:
+    """GET /v1/responses/{id}, whole or the rest of its events."""
+    service, visitor = http.app[RESPONSES], known_visitor(http)
+    response_id = http.match_info["id"]
+    starting_after = _number(http, "starting_after")
+    if http.query.get("stream", "false").lower() not in ("true", "1"):
+        if starting_after is not None:
+            raise bad_request("starting_after", "'starting_after' goes with 'stream=true' only.")
+        return web.Response(body=await service.retrieve(visitor, response_id), content_type=_JSON)
+    run = service.running(visitor, response_id)
+    if run is None or not run.response.store:
+        await service.retrieve(visitor, response_id)  # 404 if there is no such response at all
+        raise _events_gone()
+    return await _streamed(http, run, -1 if starting_after is None else starting_after)
+
+
+async def cancel(http: web.Request) -> web.Response:
+    """POST /v1/responses/{id}/cancel."""
+    service = http.app[RESPONSES]
+    body = await service.cancel(known_visitor(http), http.match_info["id"])
+    return web.Response(body=body, content_type=_JSON)
+
+
+async def delete(http: web.Request) -> web.Response:
+    """DELETE /v1/responses/{id}."""
+    response_id = http.match_info["id"]
+    await http.app[RESPONSES].delete(known_visitor(http), response_id)
+    return web.Response(body=encode(DeletedResponse(response_id)), content_type=_JSON)
+
+
+async def input_items(http: web.Request) -> web.Response:
+    """GET /v1/responses/{id}/input_items."""
+    query = page_query(http)
+    items = await http.app[RESPONSES].input_items(known_visitor(http), http.match_info["id"])
+    return web.Response(body=encode(page_of(items, query)), content_type=_JSON)
+
+
+async def _streamed(http: web.Request, run: ResponseRun, starting_after: int) -> web.StreamResponse:
+    settings = http.app[GATEWAY].settings
+    writer = SseWriter(http, _Patience(settings.stream_limits.pause_timeout_s), {})
+    follower = run.follow(starting_after, settings.keepalive_s)
+    try:
+        async for events in follower:
+            await writer.send(b"".join(map(_encoded, events)) or sse.KEEP_ALIVE)
+        if not writer.started:
+            await writer.send(sse.KEEP_ALIVE)  # there was nothing more to tell
+        await writer.finish()
+    except EventsGoneError:
+        raise _events_gone() from None
+    except StreamFailedError:
+        if http.transport is not None:
+            http.transport.abort()
+    except ConnectionResetError:
+        pass  # the client went; the run sees that nobody follows it
+    finally:
+        await follower.aclose()
+        await writer.close()
+    return writer.response
+
+
+def _encoded(event: Event) -> bytes:
+    return sse.typed_event(event.type, event.data)
+
+
+class _Patience:
+    """A client that takes nothing for so long is given up. Implements WriteGuard."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+
+    async def wait_unless_ended(self, write: asyncio.Task[None]) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await asyncio.shield(write)
+        except TimeoutError:
+            raise StreamFailedError(TOO_SLOW) from None
+
+
+def _number(http: web.Request, name: str) -> int | None:
+    given = http.query.get(name)
+    if given is None:
+        return None
+    if not (given.isascii() and given.isdigit() and len(given) < 10):
+        raise bad_request(name, f"'{name}' must be the number of an event.")
+    return int(given)
+
+
+def _events_gone() -> ApiError:
+    return bad_request(
+        "starting_after",
+        "The events of this response cannot be had from there on any more; fetch it without 'stream'.",
+    )

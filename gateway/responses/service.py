@@ -1,0 +1,242 @@
+"""Responses from their creation to their deletion, for HTTP and WebSocket alike.
+
+Runs on the event loop. Owns the runs: those under way, and for a while those that have ended, so that a
+client whose stream broke at the last moment can still have the rest. Bounds: one run for each admission
+permit; ended ones by age and by the bytes of their events together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TypeVar
+
+from gateway.errors import ApiError, ErrorKind, shutting_down
+from gateway.offload import OffloadFullError
+from gateway.openai.responses.endpoint import ResponseRequest, ResponsesEndpoint
+from gateway.openai.responses.items import new_id
+from gateway.openai.responses.shape import DELIVERED, ResponseObject, encode_response
+from gateway.openai.responses.wire import ResponseWire
+from gateway.responses.keeping import decoded, keeping, purge_of
+from gateway.responses.records import ItemRecord, ResponseRecord
+from gateway.responses.run import ResponseRun, RunPolicy, Turn
+from gateway.responses.store import StateStore
+from gateway.responses.turns import BusyConversations, Past, RecentTurns, conflict, past_of
+from gateway.state import Gateway
+from gateway.submission import session_name, session_of_key
+from gateway.tenant_register import Visitor
+from gateway.tenants import Tenant
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """How a response was asked for. ``recent``: what its connection remembers.
+
+    ``may_wait``: the turn waits for the one it follows, where HTTP has a 409.
+    """
+
+    recent: RecentTurns | None = None
+    may_wait: bool = False
+
+
+HTTP = Origin()
+
+
+class ResponseService:
+    """Made by the gateway, closed with it before the store is."""
+
+    def __init__(self, gateway: Gateway, store: StateStore) -> None:
+        self._gateway = gateway
+        self._store = store
+        self._endpoint = ResponsesEndpoint(gateway.model, gateway.chat)
+        self._busy = BusyConversations()
+        self._runs: dict[tuple[str, str], ResponseRun] = {}
+        self._ended: dict[tuple[str, str], asyncio.TimerHandle] = {}
+
+    async def create(self, visitor: Visitor, body: bytes, origin: Origin = HTTP) -> ResponseRun:
+        """Check a request and begin its response. Raises ApiError, and then nothing has begun."""
+        self._check_open()
+        async with AsyncExitStack() as scope:
+            self._enter(visitor, scope)
+            wire = await self._offload(visitor, self._endpoint.decode, body)
+            return await self._begin(visitor, wire, origin, scope)
+
+    async def succeed(self, visitor: Visitor, wire: ResponseWire, origin: Origin) -> ResponseRun:
+        """Begin a response that was parsed before: one that follows by itself. Raises ApiError."""
+        self._check_open()
+        async with AsyncExitStack() as scope:
+            self._enter(visitor, scope)
+            return await self._begin(visitor, wire, origin, scope)
+
+    def running(self, visitor: Visitor, response_id: str) -> ResponseRun | None:
+        """A response whose events can be had: it is being made, or was a moment ago."""
+        return self._runs.get((visitor.tenant.name, response_id))
+
+    async def retrieve(self, visitor: Visitor, response_id: str) -> bytes:
+        """The Response object as it stands, as JSON. Raises ApiError (404)."""
+        run = self.running(visitor, response_id)
+        if run is not None and run.response.store:
+            return encode_response(run.response)
+        return (await self._found(visitor, response_id)).body
+
+    async def cancel(self, visitor: Visitor, response_id: str) -> bytes:
+        """End a response that is being made; one that has ended is as it was. Raises ApiError (404)."""
+        run = self.running(visitor, response_id)
+        if run is not None:
+            await run.cancel()
+        return await self.retrieve(visitor, response_id)
+
+    async def delete(self, visitor: Visitor, response_id: str) -> None:
+        """Forget a response, and the KV of what it said. Raises ApiError (404)."""
+        owner = visitor.tenant.name
+        run = self._runs.get((owner, response_id))
+        if run is not None:
+            await run.cancel()
+            self._drop(owner, run)
+        record = await self._found(visitor, response_id)
+        history = await self._store.history(owner, response_id)
+        if await self._store.delete_response(owner, response_id) is None:
+            raise _not_found()
+        await self._purge(visitor, record, history or ())
+
+    async def input_items(self, visitor: Visitor, response_id: str) -> Sequence[ItemRecord]:
+        """All that the model was given for a response, oldest first. Raises ApiError (404)."""
+        record = await self._found(visitor, response_id)
+        history = await self._store.history(visitor.tenant.name, response_id)
+        if history is None:
+            return record.inputs
+        return history[: len(history) - len(record.outputs)]
+
+    async def close(self) -> None:
+        """End every run at once."""
+        await asyncio.gather(*(run.close() for run in tuple(self._runs.values())))
+        for timer in self._ended.values():
+            timer.cancel()
+
+    # ---- beginning ----
+
+    def _check_open(self) -> None:
+        if self._gateway.draining:
+            raise shutting_down()
+
+    def _enter(self, visitor: Visitor, scope: AsyncExitStack) -> None:
+        scope.enter_context(self._gateway.admission.permit(visitor.holder))
+        scope.enter_context(visitor.entered())
+
+    async def _begin(
+        self, visitor: Visitor, wire: ResponseWire, origin: Origin, scope: AsyncExitStack
+    ) -> ResponseRun:
+        tenant = visitor.tenant
+        await self._wait_for_previous(visitor, wire, origin)
+        past = await past_of(wire, tenant, self._store, origin.recent)
+        request = await self._offload(visitor, self._checked, wire, past.items)
+        scope.enter_context(self._busy.held(tenant, request.conversation_id))
+        num_tokens = request.generation.num_reserved_tokens
+        scope.enter_context(self._gateway.admission.permit(visitor.holder, 0, num_tokens))
+        scope.enter_context(visitor.answering(1, num_tokens))
+        response_id = new_id("resp")
+        session = _session(tenant, request, past, response_id)
+        unkept = () if past.is_kept else past.items
+        turn = Turn(response_id=response_id, session=session, visitor=visitor, unkept=unkept)
+        run = self._made(request, turn, past, origin)
+        if run.response.store:
+            with keeping():
+                await self._store.put_response(run.record())
+        self._runs[tenant.name, run.id] = run
+        run.start(scope.pop_all())
+        return run
+
+    async def _wait_for_previous(self, visitor: Visitor, wire: ResponseWire, origin: Origin) -> None:
+        if wire.previous_response_id is None:
+            return
+        previous = self.running(visitor, wire.previous_response_id)
+        if previous is None or previous.is_ended:
+            return
+        if not origin.may_wait:
+            raise conflict("previous_response_id", "That response is still being made.")
+        await previous.wait_ended()
+
+    def _checked(self, wire: ResponseWire, history: Sequence[ItemRecord]) -> ResponseRequest:
+        return self._endpoint.check(wire, decoded(history))
+
+    def _made(self, request: ResponseRequest, turn: Turn, past: Past, origin: Origin) -> ResponseRun:
+        settings = self._gateway.settings
+        is_kept = request.wire.store is not False
+        detached_s: float | None = settings.detached_s if is_kept else 0.0
+        if request.wire.background:
+            detached_s = None
+        policy = RunPolicy(detached_s, settings.max_event_log_bytes)
+
+        async def keep(ended: ResponseObject) -> None:
+            record = run.record(ended)
+            if origin.recent is not None:
+                origin.recent.remember(past, record)
+            if is_kept:
+                with keeping():
+                    await self._keep(record)
+
+        run = ResponseRun(self._gateway, request, turn, policy, keep, self._note_end)
+        return run
+
+    async def _keep(self, record: ResponseRecord) -> None:
+        if record.conversation_id is not None and record.status in DELIVERED:
+            await self._store.put_turn(record)
+        else:
+            await self._store.put_response(record)
+
+    # ---- ended runs ----
+
+    def _note_end(self, run: ResponseRun) -> None:
+        """Its events can be had for a while longer, as long as they are not too many together."""
+        owner = run.turn.visitor.tenant.name
+        key = (owner, run.id)
+        settings = self._gateway.settings
+        loop = asyncio.get_running_loop()
+        self._ended[key] = loop.call_later(settings.detached_s, self._drop, owner, run)
+        while sum(self._runs[ended].log.num_bytes for ended in self._ended) > settings.max_ended_log_bytes:
+            oldest = next(iter(self._ended))
+            self._drop(oldest[0], self._runs[oldest])
+
+    def _drop(self, owner: str, run: ResponseRun) -> None:
+        self._runs.pop((owner, run.id), None)
+        timer = self._ended.pop((owner, run.id), None)
+        if timer is not None:
+            timer.cancel()
+
+    # ---- the rest ----
+
+    async def _found(self, visitor: Visitor, response_id: str) -> ResponseRecord:
+        record = await self._store.response(visitor.tenant.name, response_id)
+        if record is None:
+            raise _not_found()
+        return record
+
+    async def _purge(self, visitor: Visitor, record: ResponseRecord, history: Sequence[ItemRecord]) -> None:
+        """Of a response that was deleted; what others say with the same words is computed again."""
+        purge = await self._gateway.offload.run(
+            purge_of, record, history, self._endpoint, owner=visitor.holder.name
+        )
+        if purge is not None:
+            self._gateway.engine.forget_kv(purge.token_ids, purge.from_token, visitor.tenant.cache_salt)
+
+    async def _offload(self, visitor: Visitor, work: Callable[..., T], *args: object) -> T:
+        try:
+            return await self._gateway.offload.try_run(work, *args, owner=visitor.holder.name)
+        except OffloadFullError:
+            raise ApiError(ErrorKind.BUSY, "Too many prompts wait to be read.", retry_after_s=1) from None
+
+
+def _session(tenant: Tenant, request: ResponseRequest, past: Past, response_id: str) -> str:
+    return (
+        session_of_key(tenant, request.generation)
+        or past.session
+        or session_name(tenant, "response", response_id)
+    )
+
+
+def _not_found() -> ApiError:
+    return ApiError(ErrorKind.NOT_FOUND, "There is no response with this id.", param="response_id")

@@ -1,0 +1,120 @@
+"""What a turn builds on: the history before it, and that nobody else builds on it in the same moment.
+
+Runs on the event loop. A history has only turns that were told whole, or as far as they go: one that failed
+or was cancelled is nothing that another could follow. While a turn runs none can follow it, and a
+conversation has one at a time; who may wait says so, everybody else gets a 409.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from gateway.errors import ApiError, ErrorKind
+from gateway.openai.responses.endpoint import conversation_of
+from gateway.openai.responses.shape import DELIVERED
+from gateway.openai.responses.wire import ResponseWire
+from gateway.responses.records import ItemRecord, ResponseRecord
+from gateway.responses.store import StateStore
+from gateway.submission import session_name
+from gateway.tenants import Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """``items`` of all turns before, oldest first. ``session``: as the engine knows it, "" for a new one.
+
+    ``is_kept``: the store has them too.
+    """
+
+    items: tuple[ItemRecord, ...] = ()
+    session: str = ""
+    is_kept: bool = True
+
+
+class RecentTurns:
+    """Turns that a connection remembers although nothing keeps them. Bound: ``max_turns``, the last ones."""
+
+    def __init__(self, max_turns: int) -> None:
+        self._max_turns = max_turns
+        self._turns: dict[str, tuple[Past, ResponseRecord]] = {}
+
+    def remember(self, past: Past, record: ResponseRecord) -> None:
+        """``past`` is what the turn was built on."""
+        self._turns[record.id] = (past, record)
+        while len(self._turns) > self._max_turns:
+            del self._turns[next(iter(self._turns))]
+
+    def forget(self, response_id: str) -> None:
+        self._turns.pop(response_id, None)
+
+    def find(self, response_id: str) -> tuple[Past, ResponseRecord] | None:
+        return self._turns.get(response_id)
+
+
+class BusyConversations:
+    """Conversations of which a turn runs, by tenant."""
+
+    def __init__(self) -> None:
+        self._busy: set[tuple[str, str]] = set()
+
+    @contextmanager
+    def held(self, tenant: Tenant, conversation_id: str | None) -> Iterator[None]:
+        """Scope of the one turn. Raises ApiError (409) if another runs."""
+        if conversation_id is None:
+            yield
+            return
+        key = (tenant.name, conversation_id)
+        if key in self._busy:
+            raise conflict("conversation", "A response of this conversation is still being made.")
+        self._busy.add(key)
+        try:
+            yield
+        finally:
+            self._busy.discard(key)
+
+
+async def past_of(wire: ResponseWire, tenant: Tenant, store: StateStore, recent: RecentTurns | None) -> Past:
+    """Raises ApiError for a predecessor or a conversation that is not there."""
+    conversation_id = conversation_of(wire)
+    if conversation_id is not None:
+        items = await store.conversation_history(tenant.name, conversation_id)
+        if items is None:
+            raise ApiError(ErrorKind.NOT_FOUND, "There is no such conversation.", param="conversation")
+        return Past(items, session_name(tenant, "conversation", conversation_id))
+    if wire.previous_response_id is None:
+        return Past()
+    return await _past_of_response(wire.previous_response_id, tenant, store, recent)
+
+
+async def _past_of_response(
+    response_id: str, tenant: Tenant, store: StateStore, recent: RecentTurns | None
+) -> Past:
+    remembered = None if recent is None else recent.find(response_id)
+    if remembered is not None:
+        past, record = remembered
+        _check_delivered(record)
+        items = (*past.items, *record.inputs, *record.outputs)
+        return Past(items, record.session, is_kept=await store.response(tenant.name, response_id) is not None)
+    found = await store.response(tenant.name, response_id)
+    if found is None:
+        raise previous_not_found("There is no response with this id to go on from.")
+    _check_delivered(found)
+    history = await store.history(tenant.name, response_id)
+    if history is None:
+        raise previous_not_found("What this response builds on is not kept any more.")
+    return Past(history, found.session)
+
+
+def _check_delivered(record: ResponseRecord) -> None:
+    if record.status not in DELIVERED:
+        raise previous_not_found("That response was not delivered, so nothing can follow it.")
+
+
+def previous_not_found(message: str) -> ApiError:
+    return ApiError(ErrorKind.PREVIOUS_NOT_FOUND, message, param="previous_response_id")
+
+
+def conflict(param: str, message: str) -> ApiError:
+    return ApiError(ErrorKind.CONFLICT, message, param=param, retry_after_s=1)

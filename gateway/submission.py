@@ -1,0 +1,81 @@
+"""From a validated request to the engine's requests, and what its tokens are booked on. Owns no socket.
+
+Runs on the event loop. All endpoints that generate pass through here, so that none forgets whose a request
+is, how urgent it is, or of which session.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from engine.messages import AddRequest, Retention
+from gateway.metrics import CANCELLED, RequestRecord
+from gateway.openai.cache_hints import CacheHints
+from gateway.openai.service import Service
+from gateway.openai.validated import GenerationRequest
+from gateway.tenant_register import Visitor
+from gateway.tenants import Tenant
+
+
+def service_for(tenant: Tenant, request: GenerationRequest) -> Service:
+    """How urgent a request is, as far as its tenant may say so."""
+    return request.service if tenant.allows_priority else request.service.without_priority()
+
+
+def session_name(tenant: Tenant, kind: str, name: str) -> str:
+    """What the engine knows a session by. Whatever ``name`` is, tenants and kinds never meet in one."""
+    parts = "\0".join((tenant.name, kind, name)).encode(errors="surrogatepass")
+    return hashlib.blake2s(parts, digest_size=16).hexdigest()
+
+
+def session_of_key(tenant: Tenant, request: GenerationRequest) -> str:
+    """Of the requests with one ``prompt_cache_key``; none if there is no key."""
+    return "" if request.cache.key is None else session_name(tenant, "key", request.cache.key)
+
+
+def engine_requests(
+    request: GenerationRequest, answer_id: str, tenant: Tenant, session: str, kv_quota: float
+) -> list[AddRequest]:
+    """One for each prompt; ``answer_id`` is that of the first."""
+    priority = service_for(tenant, request).engine_priority
+    return [
+        AddRequest(
+            request_id=f"{answer_id}.{number}" if number else answer_id,
+            prompt_token_ids=prompt.token_ids,
+            sampling=prompt.sampling,
+            cache_salt=tenant.cache_salt,
+            tenant=tenant.name,
+            weight=tenant.weight,
+            priority=priority,
+            session=session,
+            retention=_retention(request.cache),
+            kv_quota=kv_quota,
+        )
+        for number, prompt in enumerate(request.prompts)
+    ]
+
+
+def _retention(hints: CacheHints) -> Retention | None:
+    if not hints.keep_s and hints.may_reach_disk:
+        return None
+    return Retention(keep_s=hints.keep_s, lowest="disk" if hints.may_reach_disk else "host")
+
+
+class Booking:
+    """Books what one request takes: with its tenant, and in the metrics."""
+
+    def __init__(self, request: GenerationRequest, visitor: Visitor, record: RequestRecord) -> None:
+        self._sampling = request.sampling
+        self._visitor = visitor
+        self._record = record
+        visitor.use_prompt(request.num_prompt_tokens)
+
+    def on_tokens(self, index: int, count: int) -> None:
+        """Of a search the results are told, and all beams were generated."""
+        self._record.on_tokens(index, count)
+        self._visitor.use_generated(count * self._sampling.num_seqs // self._sampling.n)
+
+    def close(self) -> None:
+        """How far a search had come is not told before its end."""
+        if self._sampling.beam is not None and self._record.outcome == CANCELLED:
+            self._visitor.use_all()
