@@ -38,6 +38,7 @@ from gateway.token_stream import TokenStream
 
 log = logging.getLogger("tidegate.gateway")
 
+_FIRST_FOLLOWER_S = 2.0
 _INTERRUPTED = StreamFailure(FailureKind.INTERRUPTED, "The response was cancelled.")
 _ERROR_CODES = {
     ErrorKind.BAD_REQUEST: "invalid_prompt",
@@ -119,6 +120,7 @@ class ResponseRun:
         self._on_end = on_end
         self._events = ResponseEvents(gateway.model.codec.table, request.num_top_logprobs)
         self._followers: list[_Follower] = []
+        self._was_followed = False
         self._room = asyncio.Event()
         self._ended = asyncio.Event()
         self._detach_timer: asyncio.TimerHandle | None = None
@@ -157,6 +159,7 @@ class ResponseRun:
         self.log.check(starting_after)
         follower = _Follower(starting_after, asyncio.Event())
         self._followers.append(follower)
+        self._was_followed = True
         self._attend()
         try:
             while not (self.log.is_ended and follower.position == self.log.next - 1):
@@ -199,8 +202,11 @@ class ResponseRun:
         self._stop_timer()
         if self._followers or self.is_ended or self._policy.detached_s is None:
             return
+        patience_s = self._policy.detached_s
+        if not self._was_followed:  # whoever asked for it is about to
+            patience_s = max(patience_s, _FIRST_FOLLOWER_S)
         loop = asyncio.get_running_loop()
-        self._detach_timer = loop.call_later(self._policy.detached_s, self.interrupt, Interruption.CANCELLED)
+        self._detach_timer = loop.call_later(patience_s, self.interrupt, Interruption.CANCELLED)
 
     def _stop_timer(self) -> None:
         if self._detach_timer is not None:

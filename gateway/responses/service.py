@@ -56,6 +56,7 @@ class ResponseService:
         self._busy = BusyConversations()
         self._runs: dict[tuple[str, str], ResponseRun] = {}
         self._ended: dict[tuple[str, str], asyncio.TimerHandle] = {}
+        self._launches: set[asyncio.Task[None]] = set()
 
     async def create(self, visitor: Visitor, body: bytes, origin: Origin = HTTP) -> ResponseRun:
         """Check a request and begin its response. Raises ApiError, and then nothing has begun."""
@@ -113,6 +114,7 @@ class ResponseService:
 
     async def close(self) -> None:
         """End every run at once."""
+        await asyncio.gather(*self._launches, return_exceptions=True)
         await asyncio.gather(*(run.close() for run in tuple(self._runs.values())))
         for timer in self._ended.values():
             timer.cancel()
@@ -143,12 +145,23 @@ class ResponseService:
         unkept = () if past.is_kept else past.items
         turn = Turn(response_id=response_id, session=session, visitor=visitor, unkept=unkept)
         run = self._made(request, turn, past, origin)
-        if run.response.store:
-            with keeping():
-                await self._store.put_response(run.record())
-        self._runs[tenant.name, run.id] = run
-        run.start(scope.pop_all())
+        await self._launch(run, scope.pop_all())
         return run
+
+    async def _launch(self, run: ResponseRun, scope: AsyncExitStack) -> None:
+        """Keep it and start it, both or neither, even if whoever asked for it goes in the middle of that."""
+        launch = asyncio.create_task(self._kept_and_started(run, scope), name=f"tidegate-launch-{run.id}")
+        self._launches.add(launch)
+        launch.add_done_callback(self._launches.discard)
+        await asyncio.shield(launch)
+
+    async def _kept_and_started(self, run: ResponseRun, scope: AsyncExitStack) -> None:
+        async with scope:
+            if run.response.store:
+                with keeping():
+                    await self._store.put_response(run.record())
+            self._runs[run.turn.visitor.tenant.name, run.id] = run
+            run.start(scope.pop_all())
 
     async def _wait_for_previous(self, visitor: Visitor, wire: ResponseWire, origin: Origin) -> None:
         if wire.previous_response_id is None:

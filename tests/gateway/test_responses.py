@@ -13,6 +13,8 @@ from openai import AsyncOpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 
 from engine.scripted import Script
+from gateway.responses.records import ResponseRecord
+from gateway.responses.store import StateStore
 from tests.gateway.house import IM_END, House, open_house, text_ids, until
 
 HELLO = "Hello there, friend."
@@ -157,6 +159,30 @@ async def test_whose_client_stays_away_is_given_up(tokenizer_dir: str, store: bo
                 model="tiny", input="And?", previous_response_id=created.response.id
             )
         assert refused.value.code == "previous_response_not_found"
+
+
+async def test_who_goes_while_it_is_kept_leaves_nothing_that_never_ends(
+    tokenizer_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tokenizer_dir, detached_s=0.02) as (house, client):
+        reached, go_on = asyncio.Event(), asyncio.Event()
+        put, ids = StateStore.put_response, list[str]()
+
+        async def slow_put(store: StateStore, record: ResponseRecord) -> None:
+            ids.append(record.id)
+            reached.set()
+            await go_on.wait()
+            await put(store, record)
+
+        monkeypatch.setattr(StateStore, "put_response", slow_put)
+        asking = asyncio.ensure_future(client.responses.create(model="tiny", input="Hi"))
+        await reached.wait()
+        asking.cancel()
+        await asyncio.sleep(0.05)
+        go_on.set()
+        await until(lambda: bool(house.engine.record.submitted))
+        await house.idle()
+        assert (await client.responses.retrieve(ids[0])).status in ("completed", "cancelled")
 
 
 async def test_a_background_response_runs_to_its_end(tokenizer_dir: str) -> None:
