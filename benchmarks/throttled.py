@@ -71,7 +71,7 @@ class Engine:
         self._copier = BlockCopier(as_bytes(loaded.pool), host, None)
         self._tiers = Tiers(
             BlockPool(_DEVICE_BLOCKS, LruEviction, self.costs.block_s),
-            BlockPool(_HOST_BLOCKS, LruEviction, self.costs.block_s, is_last=True),
+            BlockPool(_HOST_BLOCKS, LruEviction, self.costs.block_s, below=None),
             writes={Tier.DEVICE: WriteThrough()},
         )
         blocks = BlockManager(self._tiers, 16, restore=self.policy, costs=self.costs)

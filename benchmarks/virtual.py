@@ -70,7 +70,7 @@ class Simulation:
         )
         costs = CostModel(BLOCK_SIZE, 1, machine.step_tokens)
         device = BlockPool(num_blocks, LruEviction, costs.block_s)
-        host = BlockPool(8 * num_blocks, LruEviction, costs.block_s, is_last=True)
+        host = BlockPool(8 * num_blocks, LruEviction, costs.block_s, below=None)
         self._tiers = Tiers(device, host, writes={Tier.DEVICE: WriteThrough()})
         blocks = BlockManager(self._tiers, BLOCK_SIZE, restore=restore_factory(restore)(), costs=costs)
         config = SchedulerConfig(8, machine.step_tokens, max_model_len=context + 64)

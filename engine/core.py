@@ -265,7 +265,7 @@ class EngineCore:
     def problems(self) -> tuple[str, ...]:
         """Recount requests and blocks from scratch."""
         scheduler = self._scheduler
-        requests = recount.check(scheduler.queues, self._blocks)
+        requests = recount.check(scheduler.queues, self._blocks, scheduler.sessions)
         grammars = self._grammars.problems(scheduler.has_request)
         return (*requests, *grammars, *integrity.check(self._blocks))
 
@@ -367,6 +367,8 @@ class EngineCore:
             return "n must be at least 1, and at most the width of a beam search."
         if not (message.weight > 0 and math.isfinite(message.weight)):
             return "A tenant's weight must be a number above 0."
+        if not _is_sound_future(message):
+            return "keep_s and expected_return_s must be numbers of at least 0, and kv_quota from 0 to 1."
         if "#" in message.request_id:
             return "A request id must not contain '#'."
         if sampling.beam is not None and sampling.beam.width > self._vocab_size:
@@ -387,6 +389,12 @@ class EngineCore:
         return None
 
 
+def _is_sound_future(message: AddRequest) -> bool:
+    """Whether what a request says of its return, and of keeping its blocks, can be reckoned with."""
+    seconds = [message.expected_return_s or 0.0, message.retention.keep_s if message.retention else 0.0]
+    return all(0 <= value < math.inf for value in seconds) and 0 <= message.kv_quota <= 1
+
+
 def _tier_stats(pool: BlockPool, hit_tokens: int) -> TierStats:
     usage = pool.usage()
     return TierStats(
@@ -397,4 +405,5 @@ def _tier_stats(pool: BlockPool, hit_tokens: int) -> TierStats:
         eviction=pool.eviction_name,
         evictions_total=pool.evictions_total,
         hit_tokens_total=hit_tokens,
+        blocks_kept=pool.num_kept(),
     )

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from engine.queues import RequestQueues
 from engine.request import RequestStatus, SequenceGroup
 from engine.sequence import Sequence
+from engine.sessions import Sessions
 from tiering.block_manager import BlockManager
 
 _WITH_SLOTS = (RequestStatus.SWAPPING_OUT, RequestStatus.SWAPPED)
 _MAYBE_WITH_SLOTS = (RequestStatus.SWAPPING_IN, RequestStatus.RESTORING)
 
 
-def check(queues: RequestQueues, blocks: BlockManager) -> list[str]:
+def check(queues: RequestQueues, blocks: BlockManager, sessions: Sessions) -> list[str]:
     """Sentences about what does not add up; empty if all is well."""
-    problems = []
+    problems = sessions.problems(Counter(group.session for group in queues if group.is_turn))
     if not all(queues.is_in_one_place(group) for group in queues):
         problems.append("a request is in no queue, or in two")
     if not queues.lines_add_up():

@@ -15,6 +15,7 @@ from engine.schedule import SampleSpec
 from engine.scoring import PromptScoring
 from engine.sequence import Sequence
 from tiering.hashing import BlockNamer
+from tiering.outlook import NO_OUTLOOK, Keep, Outlook
 from tiering.restore import Restore
 from tiering.types import IllegalTransitionError
 
@@ -84,9 +85,9 @@ class SequenceGroup:
     the prompt is computed, and every sequence has its first token; ``unwanted`` are indices of those that
     were aborted before. ``given_up``: the last restore that came to nothing, which may yet have brought
     blocks. ``cache_salt`` is the tenant's. ``scoring``: log probabilities of the prompt that are still to be
-    told. ``idle_since``: when it last got something computed, or came, or its client began to read again;
-    ``is_overdue``: that was too long ago once. ``stays_until_step``: it gives way for another tenant's share
-    only from then on.
+    told. ``outlook``: what it has said of keeping its blocks. ``idle_since``: when it last got something
+    computed, or came, or its client began to read again; ``is_overdue``: that was too long ago once.
+    ``stays_until_step``: it gives way for another tenant's share only from then on.
     """
 
     __slots__ = (
@@ -105,12 +106,14 @@ class SequenceGroup:
         "num_cached_tokens",
         "num_given_way",
         "num_preemptions",
+        "outlook",
         "paused",
         "priority",
         "request_id",
         "sampling",
         "scoring",
         "sequences",
+        "session",
         "status",
         "stays_until_step",
         "tenant",
@@ -134,6 +137,8 @@ class SequenceGroup:
         self.weight = message.weight
         self.priority = message.priority
         self.expected_return_s = message.expected_return_s
+        self.session = message.session
+        self.outlook = _outlook(message)
         self.cache_salt = message.cache_salt
         self.arrival_index = arrival_index
         self.sequences = [Sequence(message.request_id, 0, message.prompt_token_ids, namer)]
@@ -189,6 +194,11 @@ class SequenceGroup:
     def generates_nothing(self) -> bool:
         """Whether it is over when its prompt is computed."""
         return self.sampling.max_tokens == 0
+
+    @property
+    def is_turn(self) -> bool:
+        """Whether it is a turn of a session; what only computes its prompt makes ready for one."""
+        return bool(self.session) and not self.generates_nothing
 
     def num_readable_tokens(self, num_tokens: int) -> int:
         """How many of its first ``num_tokens`` tokens may be taken from whoever has their KV.
@@ -254,3 +264,11 @@ class SequenceGroup:
             raise IllegalTransitionError(
                 f"request {self.request_id} is {self.status.value} and cannot {event.value}"
             ) from None
+
+
+def _outlook(message: AddRequest) -> Outlook:
+    retention = message.retention
+    if retention is None:
+        return NO_OUTLOOK
+    keep = Keep(message.tenant, retention.keep_s, message.kv_quota) if retention.keep_s else None
+    return Outlook(keep=keep, stays_off_disk=retention.lowest == "host")

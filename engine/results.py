@@ -19,6 +19,7 @@ from engine.queues import RequestQueues
 from engine.request import RequestEvent, SequenceGroup
 from engine.schedule import Sample, SampledToken, SchedulerOutput, Score, StepOutput
 from engine.sequence import Sequence
+from engine.sessions import Sessions, computed_names
 from tiering.block_manager import BlockManager
 from tiering.types import BlockHash
 
@@ -32,6 +33,7 @@ class Results:
     totals: SchedulerTotals
     stop_token_ids: frozenset[int]
     histories: Histories
+    sessions: Sessions
 
     def take_in(self, plan: SchedulerOutput, output: StepOutput, now: float) -> list[TokenDelta]:
         """Advance all sequences of the plan. ``now``: seconds, when the step was scheduled."""
@@ -45,7 +47,7 @@ class Results:
         for chunk in plan.chunks:
             if chunk.sequence_id not in failed:
                 self._advance(chunk.sequence_id, chunk.start + len(chunk.token_ids))
-        deltas = [*self._give_up(failed)]
+        deltas = [*self._give_up(failed, now)]
         for request_id, found in samples.items():
             group = self.queues.get(request_id)
             if group is not None:
@@ -163,7 +165,7 @@ class Results:
             if position not in heirs:
                 self._release(group, parent, now)
         if beams.done:
-            self._forget(group)
+            self._forget(group, now)
             yield from self._tell(group, beams, parents[0].prompt_token_ids)
 
     def _tell(
@@ -197,46 +199,57 @@ class Results:
 
     def end_sequence(self, group: SequenceGroup, sequence: Sequence, now: float) -> None:
         """One sequence is over, and with the last one the request."""
+        self._note_blocks(group, sequence)
         self._release(group, sequence, now)
         if sequence.output_token_ids:
             self.histories.keep(group, sequence.index, sequence.prompt_token_ids, sequence.output_token_ids)
         group.sequences.remove(sequence)
         if not group.sequences:
-            self._forget(group)
+            self._forget(group, now)
 
-    def drop(self, group: SequenceGroup) -> None:
+    def drop(self, group: SequenceGroup, now: float) -> None:
         """The request is not wanted any more."""
         for sequence in group.sequences:
-            self.blocks.release(sequence.sequence_id)
-        self._forget(group)
+            self._note_blocks(group, sequence)
+            self._release(group, sequence, now)
+        self._forget(group, now)
+
+    def _note_blocks(self, group: SequenceGroup, sequence: Sequence) -> None:
+        if group.session and self.blocks.prefix_caching:
+            names = computed_names(sequence, self.blocks.block_size)
+            self.sessions.note_blocks(group.session, names, sequence.num_tokens)
 
     def _release(self, group: SequenceGroup, sequence: Sequence, now: float) -> None:
         returns_in = group.expected_return_s
+        if returns_in is None and group.is_turn:
+            returns_in = self.sessions.expected_gap_s(group.session, group.tenant)
         self.blocks.release(sequence.sequence_id, None if returns_in is None else now + returns_in)
 
-    def _give_up(self, failed: abc.Mapping[str, str | None]) -> abc.Iterator[TokenDelta]:
+    def _give_up(self, failed: abc.Mapping[str, str | None], now: float) -> abc.Iterator[TokenDelta]:
         """End the requests of these sequences, each with its own fault, None if its logits are at fault."""
         errors: dict[SequenceGroup, str | None] = {}
         for sequence_id, error in failed.items():
             group = self._group(sequence_id)
             errors[group] = errors.get(group) or error
         for group, error in errors.items():
-            yield self._fail(group) if error is None else self._reject(group, error)
+            yield self._fail(group, now) if error is None else self._reject(group, error, now)
 
-    def _fail(self, group: SequenceGroup) -> TokenDelta:
+    def _fail(self, group: SequenceGroup, now: float) -> TokenDelta:
         """End a request whose logits are not finite. Its K/V may be to blame, so nobody may share it."""
         for sequence in group.sequences:
             self.blocks.discard(sequence.sequence_id, self._names(sequence, sequence.num_tokens))
-        self._forget(group)
+        self._forget(group, now)
         return _error(group, "The model produced logits that are not finite for this request.")
 
-    def _reject(self, group: SequenceGroup, error: str) -> TokenDelta:
+    def _reject(self, group: SequenceGroup, error: str, now: float) -> TokenDelta:
         """End a request that turned out to be at fault itself."""
-        self.drop(group)
+        self.drop(group, now)
         return msgspec.structs.replace(_error(group, error), is_invalid=True)
 
-    def _forget(self, group: SequenceGroup) -> None:
+    def _forget(self, group: SequenceGroup, now: float) -> None:
         group.move(RequestEvent.FINISH)
+        if group.is_turn:
+            self.sessions.end_turn(group.session, now)
         self.queues.remove(group)
 
 

@@ -161,7 +161,7 @@ class Room:
         names: abc.Sequence[BlockHash] = sequence.name_blocks(num_tokens) if is_named else ()
         if (num_readable := group.num_readable_tokens(num_tokens)) < num_tokens:
             names = names[: num_readable // self.blocks.block_size]
-        return Member(sequence.sequence_id, names, num_tokens, capacity)
+        return Member(sequence.sequence_id, names, num_tokens, capacity, group.outlook)
 
     def _headroom(self, group: SequenceGroup) -> int:
         """Blocks to leave for those that run, and for the forks of this one: none if alone.

@@ -28,6 +28,7 @@ from engine.results import Results
 from engine.room import Room
 from engine.schedule import ScheduledChunk, SchedulerOutput, StepOutput
 from engine.sequence import Sequence
+from engine.sessions import Sessions, describe
 from engine.stats import SessionKv
 from engine.turns import Turns
 from tiering.block_manager import BlockManager
@@ -67,8 +68,9 @@ class Scheduler:
         watermark = max(1, int(config.watermark * blocks.num_blocks))
         self._room = Room(blocks, self.queues, self.totals, watermark)
         self._histories = Histories()
+        self.sessions = Sessions()
         self._results = Results(
-            blocks, self.queues, self.totals, frozenset(config.stop_token_ids), self._histories
+            blocks, self.queues, self.totals, frozenset(config.stop_token_ids), self._histories, self.sessions
         )
         self._claims = Claims(
             self.queues.shares,
@@ -94,6 +96,8 @@ class Scheduler:
         )
         self._num_arrivals += 1
         self._histories.forget(message.request_id)
+        if group.is_turn:
+            self.sessions.begin_turn(group.session, group.tenant, group.num_prompt_tokens, now)
         self.queues.add(group)
 
     def _namer(self, cache_salt: bytes) -> BlockNamer:
@@ -126,13 +130,13 @@ class Scheduler:
         if group is None:
             return
         if index is None or group.beams is not None:
-            self._results.drop(group)
+            self._results.drop(group, self._now)
         elif group.has_branched:
             self._abort_sequence(group, index)
         else:
             group.unwanted.add(index)
             if group.unwanted.issuperset(range(group.sampling.n)):
-                self._results.drop(group)
+                self._results.drop(group, self._now)
 
     def history(self, request_id: str, index: int, cache_salt: bytes) -> tuple[int, ...] | None:
         """All tokens of a sequence that runs or ended not long ago; None if this tenant has no such."""
@@ -163,7 +167,11 @@ class Scheduler:
 
     def describe_sessions(self, sessions: abc.Sequence[str]) -> tuple[SessionKv, ...]:
         """Where the blocks of these sessions are, an entry for each."""
-        return tuple(SessionKv(session, 0, "") for session in sessions)
+        live: dict[str, list[SequenceGroup]] = {name: [] for name in sessions}
+        for group in self.queues:
+            if group.session in live:
+                live[group.session].append(group)
+        return tuple(describe(name, self.sessions.find(name), live[name], self._blocks) for name in sessions)
 
     def pause(self, request_id: str, now: float) -> None:
         """Compute nothing for this request until ``resume``. Unknown ids are ignored."""

@@ -14,7 +14,10 @@ KV_TRANSFER_BUCKETS = SECONDS_BUCKETS
 
 
 class TierStats(msgspec.Struct, frozen=True, array_like=True):
-    """Blocks of one tier by use, its eviction policy, and running totals."""
+    """Blocks of one tier by use, its eviction policy, and running totals.
+
+    ``blocks_kept`` of the cached ones are evicted only after all others.
+    """
 
     blocks_free: int
     blocks_cached: int
@@ -23,6 +26,7 @@ class TierStats(msgspec.Struct, frozen=True, array_like=True):
     eviction: str
     evictions_total: int
     hit_tokens_total: int
+    blocks_kept: int = 0
 
 
 class TransferStats(msgspec.Struct, frozen=True, array_like=True):

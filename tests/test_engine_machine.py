@@ -23,16 +23,21 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from engine.messages import BeamParams, Branch, FinishReason, ForkRequest, SamplingParams
+from engine.messages import BeamParams, Branch, FinishReason, ForkRequest, Retention, SamplingParams
 from tests.support.fake_kv import expected_beams, expected_scores, expected_tokens
 from tests.support.small_engine import SmallEngine
 from tiering.movers.base import Mischief
 from tiering.policies.registry import EVICTION, RESTORE, WRITE
 from tiering.types import BlockHash
+from tiering.whereabouts import cells
 
 SLOW = os.environ.get("TIDEGATE_SLOW") == "1"
 MAX_LIVE = 12
 TENANTS = (("", 1.0), ("b", 1.0), ("c", 3.0), ("d", 0.25))
+RETENTIONS = (
+    None, None, Retention(keep_s=4.0), Retention(keep_s=1e6), Retention(keep_s=20.0, lowest="host"),
+    Retention(keep_s=0.0, lowest="host"),
+)  # fmt: skip
 SHARED_PREFIX = [(i * 11) % 1000 for i in range(40)]
 
 
@@ -49,6 +54,8 @@ class EngineMachine(RuleBasedStateMachine):
     num_born = 0  # sequences that shared anew what was computed anew
     num_errors = 0
     num_scored = 0  # prompts with log probabilities that were preempted when some of these were found
+    num_forgotten = 0  # blocks that were to be lost
+    num_kept = 0  # blocks that were kept, at a step
     num_share_preemptions = 0  # for the share of another tenant
 
     @initialize(
@@ -87,6 +94,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.sampling: dict[str, SamplingParams] = {}
         self.live: list[str] = []
         self.others: set[str] = set()
+        self.off_disk: set[str] = set()
         self.aborted: set[str] = set()
         self.ended: set[str] = set()
         self.scored: set[str] = set()
@@ -118,14 +126,21 @@ class EngineMachine(RuleBasedStateMachine):
         priority: int = 0,
         expected_return_s: float | None = None,
         payer: int = 0,
+        session: str = "",
+        retention: Retention | None = None,
+        kv_quota: float = 0.5,
         **sampling: object,
     ) -> None:
         """``payer``: the tenant that is served, apart from whose cache it is."""
+        if retention is not None and retention.lowest == "host":  # shares nothing with those that may
+            salt = b"h"
+            self.off_disk.add(f"r{self.num_added}")
         asked = SamplingParams(max_tokens=max_tokens, **{"seed": 0, **sampling})  # type: ignore[arg-type]
         name = self.note(prompt, asked)
         tenant, weight = TENANTS[payer]
+        future = (session, retention, kv_quota)
         self.engine.add(
-            name, prompt, max_tokens, salt, priority, expected_return_s, tenant, weight, **sampling
+            name, prompt, max_tokens, salt, priority, expected_return_s, tenant, weight, *future, **sampling
         )
 
     def note(self, prompt: list[int], sampling: SamplingParams) -> str:
@@ -145,6 +160,9 @@ class EngineMachine(RuleBasedStateMachine):
         expected_return_s=st.sampled_from([None, 5.0, 500.0]),
         prompt_logprobs=st.sampled_from([None, None, 0, 2]),
         payer=st.integers(0, len(TENANTS) - 1),
+        session=st.sampled_from(["", "s", "t", "u"]),
+        retention=st.sampled_from(RETENTIONS),
+        kv_quota=st.sampled_from([0.0, 0.2, 0.5, 1.0]),
     )
     def add(self, shared: int, own: int, max_tokens: int, tenant: bool, **more: object) -> None:
         prompt = self.new_prompt(shared, own)
@@ -327,10 +345,29 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def evict(self, data: st.DataObject) -> None:
         """Forget a cached block on some tier."""
-        for _, pool in self.engine.tiers.pools():
+        for tier, pool in self.engine.tiers.pools():
             names = sorted(pool.label_of(block).name for block in pool.evictable_blocks())  # type: ignore[union-attr]
             if names:
-                pool.forget(BlockHash(data.draw(st.sampled_from(names))))
+                self.engine.tiers._forget_in(tier, BlockHash(data.draw(st.sampled_from(names))))
+
+    @precondition(lambda self: self.prompts)
+    @rule(data=st.data(), from_token=st.integers(-1, 40))
+    def forget_kv(self, data: st.DataObject, from_token: int) -> None:
+        """A history is lost on all tiers, whoever uses it or is getting it."""
+        name = data.draw(st.sampled_from(sorted(self.prompts)))
+        history = [*self.prompts[name], *self.engine.tokens[name]]
+        self.engine.forget(history, from_token, self.salt_of(name))
+        lost = self.names_of(name)[max(0, from_token) // self.engine.blocks.block_size :]
+        assert set(cells(self.engine.tiers, lost)) <= {"-"}
+        EngineMachine.num_forgotten += len(lost)
+
+    def names_of(self, name: str) -> list[BlockHash]:
+        """Of the blocks that are full with what a request has so far."""
+        history = [*self.prompts[name], *self.engine.tokens[name]]
+        return self.engine.scheduler._namer(self.salt_of(name)).names(history)
+
+    def salt_of(self, name: str) -> bytes:
+        return b"h" if name in self.off_disk else b"b" if name in self.others else b"a"
 
     @rule(disk=st.booleans())
     def hold_copies(self, disk: bool) -> None:
@@ -345,6 +382,7 @@ class EngineMachine(RuleBasedStateMachine):
     def step(self, count: int) -> None:
         for _ in range(count):
             self.engine.step()
+            EngineMachine.num_kept += sum(pool.num_kept() for _, pool in self.engine.tiers.pools())
         EngineMachine.num_steps += count
         self.live = [name for name in self.live if name not in self.engine.finished]
 
@@ -352,6 +390,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         """What was alive is lost with the process; what is on disk is found again."""
+        self.check_what_stays_off_disk()
         before = self.engine
         self.engine = self.new_engine()
         self.engine.find_on_disk(before)
@@ -407,8 +446,14 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.step()  # which also tells what was refused
         self.engine.run()
         self.check_ends()
+        self.check_what_stays_off_disk()
         assert self.ended | set(self.engine.finished) | self.aborted == set(self.prompts)
         self.engine.assert_idle()
+
+    def check_what_stays_off_disk(self) -> None:
+        on_disk = {label.name for label in self.engine.memory.disk_table.values()}
+        for name in self.off_disk:
+            assert on_disk.isdisjoint(self.names_of(name))
 
     def check_ends(self) -> None:
         """Every sequence of a request that finished has ended, and nowhere but where it should."""
@@ -453,6 +498,8 @@ def test_random_lives() -> None:
     assert EngineMachine.num_born > 150 * part
     assert EngineMachine.num_scored > 150 * part
     assert EngineMachine.num_share_preemptions > 1500 * part
+    assert EngineMachine.num_forgotten > 0
+    assert EngineMachine.num_kept > 0
 
 
 @pytest.mark.slow

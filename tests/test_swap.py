@@ -9,7 +9,7 @@ from tests.support.fake_kv import expected_tokens
 from tests.support.small_engine import SmallEngine
 from tiering.movers.base import Mischief
 from tiering.tiers import PATIENCE_S
-from tiering.types import BlockId, Tier, TransferKind
+from tiering.types import Tier, TransferKind
 
 
 def prompt(number: int, length: int) -> list[int]:
@@ -404,17 +404,16 @@ def test_lower_tiers_give_up_the_end_of_a_history_first(eviction: str) -> None:
 
 
 def test_what_is_forgotten_on_disk_is_to_be_erased_there() -> None:
-    erased: list[BlockId] = []
     engine = SmallEngine(num_blocks=16, host_blocks=32, disk_blocks=64, write="through")
-    engine.transfers._erase = erased.extend
     engine.executor.broken.add("bad")
     engine.add("good", prompt(3, 16), max_tokens=1)
     engine.run()
+    assert len(engine.memory.disk_table) == 4
     engine.add("bad", prompt(3, 17), max_tokens=1)
     engine.run()
-    assert len(erased) == 4
     assert engine.tiers.disk is not None
     assert not list(engine.tiers.disk.named_blocks())
+    assert not engine.memory.disk_table
 
 
 def test_closing_saves_what_stands_behind_blocks_that_are_saved_already() -> None:

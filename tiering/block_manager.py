@@ -15,6 +15,7 @@ from tiering.branches import Branches
 from tiering.cost_model import CostModel
 from tiering.intake import Intake, plan_intake
 from tiering.loads import Loads
+from tiering.outlook import Outlook
 from tiering.parking import Leaver, Parking
 from tiering.planner import Plan, RestorePlanner
 from tiering.policies.restore import RestorePolicy, Swap
@@ -155,7 +156,7 @@ class BlockManager:
         blocks = table.blocks[: self.blocks_for(num_tokens)]
         for block in blocks:
             self.pool.share(block)
-        self._tables[child_id] = BlockTable(blocks, table.num_published)
+        self._tables[child_id] = BlockTable(blocks, table.num_published, table.outlook)
 
     def branch_of(self, sequence_id: str) -> PendingBranch | None:
         """What a sequence waits for to be computed, if it has not been born yet."""
@@ -220,21 +221,23 @@ class BlockManager:
         table = self._tables[sequence_id]
         if self.prefix_caching:
             for index in range(table.num_published, num_full):
-                table.blocks[index] = self._settle(table.blocks[index], BlockLabel(names[index], index))
+                label = BlockLabel(names[index], index)
+                table.blocks[index] = self._settle(table.blocks[index], label, table.outlook)
         table.num_published = max(table.num_published, num_full)
 
     def release(self, sequence_id: str, expected_return_at: float | None = None) -> None:
         """Give up all that a sequence holds on any tier, the last block first. Named blocks stay cached.
 
-        Nothing under a copy is freed before the copy has ended. Loads for it that have not begun are called
-        off.
+        ``expected_return_at``: when its session is expected back, in seconds. Nothing under a copy is freed
+        before the copy has ended. Loads for it that have not begun are called off.
         """
         table = self._tables.pop(sequence_id, None)
         if table is not None:
             if table.restore is not None:
                 self._loads.drop(table.restore)
-            self._touch_below(table.blocks)
-            self.pool.release(reversed(table.blocks), expected_return_at)
+            outlook = table.outlook.returning_at(expected_return_at)
+            self._touch_below(table.blocks, outlook)
+            self.pool.release(reversed(table.blocks), outlook)
         self._branches.release(sequence_id)
         self._parking.give_up(sequence_id)
 
@@ -265,7 +268,8 @@ class BlockManager:
         if not self._parking.try_begin(leavers):
             return False
         for sequence_id, _ in leaving:
-            self.pool.release(reversed(self._tables.pop(sequence_id).blocks))
+            table = self._tables.pop(sequence_id)
+            self.pool.release(reversed(table.blocks), table.outlook)
         return True
 
     def swap_out_done(self, sequence_id: str) -> bool:
@@ -289,7 +293,7 @@ class BlockManager:
             table = self._tables.pop(sequence_id)
             if table.restore is not None:
                 self._loads.drop(table.restore)
-            self.pool.release(reversed(table.blocks))
+            self.pool.release(reversed(table.blocks), table.outlook)
         return True
 
     def num_leaving(self) -> int:
@@ -386,26 +390,26 @@ class BlockManager:
                 seen.add(key)
             num_own = self.blocks_for(member.capacity_tokens) - len(keys)
             blocks = [*(given[key] for key in keys), *(next(fresh) for _ in range(num_own))]
-            table = BlockTable(blocks, num_published=plan.num_front)
+            table = BlockTable(blocks, plan.num_front, member.outlook)
             self._tables[member.sequence_id] = table
             if plan.num_front < len(keys):
                 opened.append((member.sequence_id, table, plan))
         self._loads.begin(opened)
 
-    def _touch_below(self, blocks: Sequence[BlockId]) -> None:
+    def _touch_below(self, blocks: Sequence[BlockId], outlook: Outlook) -> None:
         """Let copies on lower tiers rank as what they are copies of: used now, and the end goes first."""
         labels = [label for block in reversed(blocks) if (label := self.pool.label_of(block)) is not None]
         for tier, pool in self.tiers.pools():
             for label in labels if tier is not Tier.DEVICE else ():
                 copy = pool.lookup(label.name)
                 if copy is not None:
-                    pool.touch(copy, labels[0].depth)
+                    pool.touch(copy, labels[0].depth, outlook)
 
-    def _settle(self, block: BlockId, label: BlockLabel) -> BlockId:
+    def _settle(self, block: BlockId, label: BlockLabel, outlook: Outlook) -> BlockId:
         """The one block with this name from now on, referenced by the sequence that filled ``block``."""
         named = self.pool.lookup(label.name)
         if named is None:
-            self.pool.publish(block, label)
+            self.pool.publish(block, label, outlook)
             self.tiers.on_ready(Tier.DEVICE, block)
             return block
         if named != block:

@@ -10,32 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from tiering.outlook import NO_OUTLOOK, BlockUse, Outlook
 from tiering.policies.eviction import CachedBlock, EvictionPolicy
+from tiering.policies.ranking import Ranking
 from tiering.residency import next_state
-from tiering.types import BlockEvent, BlockHash, BlockId, BlockLabel, BlockState, PoolUsage
+from tiering.types import BlockEvent, BlockHash, BlockId, BlockLabel, BlockState, PoolUsage, Tier
 
 
 def _no_cost(depth: int) -> float:
     return 0.0
 
 
-class _Use:
-    """How a named block was used."""
-
-    __slots__ = ("expected_return_at", "last_used", "num_hits", "was_stored")
-
-    def __init__(self, last_used: float, *, was_stored: bool) -> None:
-        self.was_stored = was_stored
-        self.num_hits = 0
-        self.last_used = last_used
-        self.expected_return_at: float | None = None
-
-
 class BlockPool:
     """Reference-counted blocks of one tier, with an index from name to block.
 
     ``make_eviction`` makes the policy; a second one ranks the dirty blocks: cached ones that nobody has tried
-    to copy to the tier below since their last use. ``is_last``: there is no tier below.
+    to copy to the tier below since their last use. ``below`` is that tier, None if there is none.
     ``recompute_s(depth)`` prices a block for the policy. ``now`` is the time of the present step; the owner
     sets it.
     """
@@ -46,20 +36,19 @@ class BlockPool:
         make_eviction: Callable[[], EvictionPolicy],
         recompute_s: Callable[[int], float] = _no_cost,
         *,
-        is_last: bool = False,
+        below: Tier | None = Tier.HOST,
     ) -> None:
         self.num_blocks = 0
         self.now = 0.0
         self.evictions_total = 0
-        self._eviction = make_eviction()
-        self._dirty = make_eviction()
+        self._ranking = Ranking(make_eviction)
         self._recompute_s = recompute_s
-        self._is_last = is_last
+        self._below = below
         self._free: list[BlockId] = []
         self._state: list[BlockState] = []
         self._ref_count: list[int] = []
         self._label: dict[BlockId, BlockLabel] = {}
-        self._use: dict[BlockId, _Use] = {}
+        self._use: dict[BlockId, BlockUse] = {}
         self._index: dict[BlockHash, BlockId] = {}
         self._arriving: dict[BlockHash, BlockId] = {}
         self._copies_out: dict[BlockId, int] = {}
@@ -77,20 +66,24 @@ class BlockPool:
 
     @property
     def eviction_name(self) -> str:
-        return self._eviction.name
+        return self._ranking.policy_name
 
     def usage(self) -> PoolUsage:
-        free, cached = len(self._free), len(self._eviction) - self._num_held
+        free, cached = len(self._free), len(self._ranking) - self._num_held
         copying = len(self._copies_out) + self._num_copying_in
         return PoolUsage(free, cached, self.num_blocks - free - cached - copying, copying)
 
     def num_available(self) -> int:
         """Blocks that ``try_allocate`` could hand out now."""
-        return len(self._free) + len(self._eviction) - self._num_held
+        return len(self._free) + len(self._ranking) - self._num_held
 
     def num_losslessly_available(self) -> int:
         """Those of them that are free, or copied to the tier below."""
-        return max(0, self.num_available() - len(self._dirty))
+        return max(0, self.num_available() - self._ranking.num_dirty)
+
+    def num_kept(self) -> int:
+        """Cached blocks that go only after all that are not kept."""
+        return self._ranking.num_kept(self.now)
 
     def state(self, block: BlockId) -> BlockState:
         return self._state[block]
@@ -110,7 +103,7 @@ class BlockPool:
         All or nothing: None, with nothing changed, if there are not that many.
         """
         missing = count - len(self._free)
-        if missing > len(self._eviction) - self._num_held:
+        if missing > len(self._ranking) - self._num_held:
             return None
         if missing > 0:
             self._evict(missing)
@@ -157,7 +150,7 @@ class BlockPool:
         """
         use = self._use[block]
         use.num_hits += 1
-        use.last_used = self.now
+        use.renew(self.now)
         if self._ref_count[block] == 0:  # found on a lower tier, and only copied from there
             self._take(block)
             self._retire(block, 0)
@@ -165,44 +158,54 @@ class BlockPool:
 
     def next_dirty(self, count: int) -> list[BlockId]:
         """Of the dirty blocks, the ``count`` to be evicted first."""
-        return self._dirty.victims(count, self.now)
+        return self._ranking.dirty_victims(count, self.now)
 
     def last_dirty(self) -> list[BlockId]:
         """All dirty blocks, those to be evicted last first."""
-        return self._dirty.victims(len(self._dirty), self.now)[::-1]
+        return self._ranking.dirty_victims(self._ranking.num_dirty, self.now)[::-1]
 
-    def touch(self, block: BlockId, deepest: int) -> None:
+    def touch(self, block: BlockId, deepest: int, outlook: Outlook = NO_OUTLOOK) -> None:
         """A copy of this block on another tier was used, in a history of that depth: rank it anew."""
-        if self._ref_count[block] == 0:
-            use = self._use[block]
-            was_stored = use.was_stored
-            self._take(block)
-            use.last_used, use.was_stored = self.now, was_stored
-            self._retire(block, deepest)
+        use = self._use[block]
+        if self._ref_count[block] > 0:
+            use.renew(self.now, outlook)
+            return
+        was_stored = use.was_stored
+        self._take(block)
+        use.renew(self.now, outlook)
+        use.was_stored = was_stored
+        self._retire(block, deepest)
 
-    def last_used(self, block: BlockId) -> float | None:
-        """When a named block was last used; None for one without a name."""
-        use = self._use.get(block)
-        return None if use is None else use.last_used
+    def use_of(self, block: BlockId) -> BlockUse | None:
+        """How a named block was used; None for one without a name."""
+        return self._use.get(block)
+
+    def stays_off_disk(self, block: BlockId) -> bool:
+        """Whether a named block is never to be copied to disk."""
+        return self._use[block].outlook.stays_off_disk
+
+    def is_dirty(self, block: BlockId) -> bool:
+        """Whether a named block is to be copied to the tier below before it is evicted."""
+        use = self._use[block]
+        return not (use.was_stored or (self._below is Tier.DISK and use.outlook.stays_off_disk))
 
     def note_stored(self, block: BlockId) -> None:
         """A copy of this named block to the tier below is begun, or there is one already."""
-        use = self._use[block]
-        if not use.was_stored and self._ref_count[block] == 0:
-            self._dirty.forget(block)
-        use.was_stored = True
+        if self._ref_count[block] == 0:
+            self._ranking.note_clean(block)
+        self._use[block].was_stored = True
 
-    def publish(self, block: BlockId, label: BlockLabel) -> None:
+    def publish(self, block: BlockId, label: BlockLabel, outlook: Outlook = NO_OUTLOOK) -> None:
         """Name a full FILLING block, so that others may find it. No other block may have the name."""
         assert label.name not in self._index
         self._move(block, BlockEvent.PUBLISH)
-        self._enter(block, label)
+        self._enter(block, label, outlook)
 
-    def release(self, blocks: Iterable[BlockId], expected_return_at: float | None = None) -> None:
+    def release(self, blocks: Iterable[BlockId], outlook: Outlook = NO_OUTLOOK) -> None:
         """Drop one reference from each block, in the given order (pass the last block first).
 
-        Named blocks whose count reaches zero stay cached; unnamed ones become free.
-        ``expected_return_at``: when the sequence that lets go said that it would be back.
+        Named blocks whose count reaches zero stay cached; unnamed ones become free. ``outlook``: what the
+        sequence that lets go has said of its return, and of keeping what it used.
         """
         deepest = 0
         for block in blocks:
@@ -211,9 +214,7 @@ class BlockPool:
             use = self._use.get(block)
             if use is not None:
                 deepest = max(deepest, self._label[block].depth)
-                use.last_used = self.now
-                if expected_return_at is not None:
-                    use.expected_return_at = expected_return_at
+                use.renew(self.now, outlook)
             if self._ref_count[block] == 0:
                 self._retire(block, deepest)
 
@@ -245,7 +246,7 @@ class BlockPool:
         for block, label in labels.items():
             self._move(block, BlockEvent.ALLOCATE)
             self._move(block, BlockEvent.PUBLISH)
-            self._enter(block, label)
+            self._enter(block, label, NO_OUTLOOK)
             self._retire(block, label.depth)
 
     # ---- copies --------------------------------------------------------------------------------
@@ -281,11 +282,11 @@ class BlockPool:
             self._arriving[label.name] = block
             self._label[block] = label
 
-    def complete_copy_in(self, block: BlockId, last_used: float | None = None) -> BlockId:
+    def complete_copy_in(self, block: BlockId, use: BlockUse | None = None) -> BlockId:
         """The copy has filled the block; its reference goes. Returns the block that has the name now.
 
         That is another one if the content was computed here meanwhile: then ``block`` stays nameless.
-        ``last_used`` is of what was copied: that a copy of it arrives is not a use.
+        ``use`` is that of what was copied: that a copy of it arrives is none.
         """
         label = self._end_copy_in(block)
         named = None if label is None else self._index.get(label.name)
@@ -293,8 +294,8 @@ class BlockPool:
             self._move(block, BlockEvent.ARRIVE_NAMELESS)
         else:
             self._move(block, BlockEvent.ARRIVE_NAMED)
-            self._enter(block, label)
-            self._use[block].last_used = self.now if last_used is None else last_used
+            self._enter(block, label, NO_OUTLOOK if use is None else use.outlook)
+            self._use[block].last_used = self.now if use is None else use.last_used
         self._drop_reference(block)
         return block if named is None else named
 
@@ -312,7 +313,7 @@ class BlockPool:
 
     def evictable_blocks(self) -> Iterator[BlockId]:
         """Named blocks that nobody refers to, in any order."""
-        return iter(self._eviction)
+        return iter(self._ranking)
 
     def named_blocks(self) -> Iterator[tuple[BlockHash, BlockId]]:
         """The index from name to block."""
@@ -321,6 +322,11 @@ class BlockPool:
     def arriving_blocks(self) -> Iterator[tuple[BlockHash, BlockId]]:
         """Names on their way here, and the blocks they will be in."""
         return iter(self._arriving.items())
+
+    @property
+    def ranking(self) -> Ranking:
+        """The order of the evictable blocks."""
+        return self._ranking
 
     def copies_out(self, block: BlockId) -> int:
         """How many copies read the block."""
@@ -349,34 +355,29 @@ class BlockPool:
             num_hits=use.num_hits,
             last_used=use.last_used,
             recompute_s=self._recompute_s(max(deepest, label.depth)),
-            expected_return_at=use.expected_return_at,
+            expected_return_at=use.outlook.expected_return_at,
         )
         self._num_held += block in self._copies_out
-        self._eviction.add(cached)
-        if not use.was_stored:
-            self._dirty.add(cached)
+        kept_until = use.kept_until
+        keep = None if kept_until is None or kept_until <= self.now else use.outlook.keep
+        self._ranking.add(cached, keep, self.num_blocks, is_dirty=self.is_dirty(block))
 
     def _take(self, block: BlockId) -> None:
         """A cached block is referenced again."""
         self._num_held -= block in self._copies_out
-        self._eviction.take(block)
-        use = self._use[block]
-        if not use.was_stored:
-            self._dirty.take(block)
-        use.was_stored = self._is_last
+        self._ranking.take(block)
+        self._use[block].was_stored = self._below is None
 
     def _withdraw(self, block: BlockId) -> None:
         """A cached block loses its name and its place in the eviction order."""
-        self._eviction.forget(block)
-        if not self._use[block].was_stored:
-            self._dirty.forget(block)
+        self._ranking.forget(block)
         self._leave(block)
 
     def _evict(self, count: int) -> None:
         """Evict ``count`` blocks that no copy reads. There are so many."""
-        ranked = self._eviction.victims(count + self._num_held, self.now)
+        ranked = self._ranking.victims(count + self._num_held, self.now)
         victims = [block for block in ranked if block not in self._copies_out][:count]
-        assert len(victims) == count, f"{self._eviction.name} names too few victims"
+        assert len(victims) == count, f"{self._ranking.policy_name} names too few victims"
         for block in victims:
             self._free_cached(block)
         self.evictions_total += count
@@ -391,10 +392,10 @@ class BlockPool:
         self._move(block, BlockEvent.DISCARD)
         self._free.append(block)
 
-    def _enter(self, block: BlockId, label: BlockLabel) -> None:
+    def _enter(self, block: BlockId, label: BlockLabel, outlook: Outlook) -> None:
         self._label[block] = label
         self._index[label.name] = block
-        self._use[block] = _Use(self.now, was_stored=self._is_last)
+        self._use[block] = BlockUse(self.now, outlook, was_stored=self._below is None)
 
     def _leave(self, block: BlockId) -> None:
         del self._index[self._label.pop(block).name]

@@ -65,7 +65,8 @@ class Branches:
         shared = parent.blocks[: branch.num_shared_tokens // self._block_size]
         for block in shared:
             self._pool.share(block)
-        return BlockTable([*shared, *branch.blocks], min(parent.num_published, len(shared)))
+        num_published = min(parent.num_published, len(shared))
+        return BlockTable([*shared, *branch.blocks], num_published, parent.outlook)
 
     def release(self, sequence_id: str) -> None:
         """Give a branch up, if there is one."""

@@ -9,6 +9,7 @@ from collections import Counter
 
 from tiering.block_manager import BlockManager
 from tiering.block_pool import BlockPool
+from tiering.outlook import Keep
 from tiering.types import BlockId, BlockState, Tier, TransferJob
 
 _NAMED_STATES = (BlockState.READY, BlockState.COPYING_OUT, BlockState.COPYING_IN)
@@ -25,6 +26,7 @@ def check(manager: BlockManager) -> list[str]:
             *_check_partition(pool, references),
             *_check_names(pool),
             *_check_copies(pool, tier, jobs),
+            *_check_ranking(pool),
         ]
         problems += [f"{tier}: {problem}" for problem in found]
     return problems + _check_tables(manager)
@@ -107,6 +109,22 @@ def _check_copies(pool: BlockPool, tier: Tier, jobs: list[TransferJob]) -> list[
             state is BlockState.COPYING_OUT
         ):
             problems.append(f"block {block} is {state.value}, the source of {sources[block]} moves")
+    return problems
+
+
+def _check_ranking(pool: BlockPool) -> list[str]:
+    """What is kept and what is dirty, over again."""
+    ranking, problems = pool.ranking, []
+    if not ranking.adds_up():
+        problems.append("what is kept or dirty is not in the queues where it belongs")
+    if ranking.dirty() != {block for block in pool.evictable_blocks() if pool.is_dirty(block)}:
+        problems.append("the dirty blocks are not those that are to be copied down")
+    owners: dict[str, list[Keep]] = {}
+    for kept in ranking.kept().values():
+        owners.setdefault(kept.keep.owner, []).append(kept.keep)
+    for owner, keeps in owners.items():
+        if len(keeps) > max(int(keep.quota * pool.num_blocks) for keep in keeps):
+            problems.append(f"owner {owner!r} keeps {len(keeps)} blocks, more than the quota")
     return problems
 
 

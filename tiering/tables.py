@@ -6,6 +6,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tiering.outlook import NO_OUTLOOK, Outlook
 from tiering.restore import Restore
 from tiering.types import BlockHash, BlockId, TransferId
 
@@ -21,13 +22,14 @@ class Refusal(enum.Enum):
 class Member:
     """A sequence that asks for blocks for ``capacity_tokens``, of which it knows ``num_tokens``.
 
-    ``names`` are those of its full blocks.
+    ``names`` are those of its full blocks, ``outlook`` is for all that it uses.
     """
 
     sequence_id: str
     names: Sequence[BlockHash]
     num_tokens: int
     capacity_tokens: int
+    outlook: Outlook = NO_OUTLOOK
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +69,13 @@ class SequenceEvent(enum.Enum):
 class BlockTable:
     """Logical to device blocks of one sequence. The first ``num_published`` are full and settled."""
 
-    __slots__ = ("blocks", "num_published", "restore")
+    __slots__ = ("blocks", "num_published", "outlook", "restore")
 
-    def __init__(self, blocks: list[BlockId], num_published: int, restore: Restore | None = None) -> None:
+    def __init__(self, blocks: list[BlockId], num_published: int, outlook: Outlook = NO_OUTLOOK) -> None:
         self.blocks = blocks
         self.num_published = num_published
-        self.restore = restore
+        self.outlook = outlook
+        self.restore: Restore | None = None
 
 
 class ParkedTable:

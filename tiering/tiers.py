@@ -140,10 +140,12 @@ class Tiers:
         source, target = self._pools[job.kind.source], self._pools[job.kind.target]
         holder = job.target
         if result.outcome is TransferOutcome.DONE:
-            holder = target.complete_copy_in(job.target, source.last_used(job.source))
+            holder = target.complete_copy_in(job.target, source.use_of(job.source))
         else:
             target.abandon_copy_in(job.target)
         source.end_copy_out(job.source)
+        if job.kind is TransferKind.DEMOTE and target.label_of(job.target) is None:
+            self._erase.append(job.target)  # what was written there is nobody's, or was forgotten on its way
         if result.outcome is TransferOutcome.CORRUPT and job.label is not None:
             self._forget_in(job.kind.source, job.label.name)
         return EndedMove(job, result.outcome, holder)
@@ -172,7 +174,7 @@ class Tiers:
         return sum(self._jobs[move].kind is kind for move in moves)
 
     def forget(self, name: BlockHash) -> None:
-        """Let nobody find this name's content on any tier, nor after a restart: it is not to be trusted."""
+        """Let nobody find this name's content on any tier, nor what is on its way, nor after a restart."""
         for tier in self._pools:
             self._forget_in(tier, name)
 
@@ -277,9 +279,13 @@ class Tiers:
         self._pools[tier].note_stored(block)
         if below.lookup(label.name) is not None or below.is_arriving(label.name):
             return False
+        if kind is TransferKind.DEMOTE and self._pools[tier].stays_off_disk(block):
+            return False
         slots = below.try_allocate(1)
         if slots is None:
             return False
+        if kind is TransferKind.DEMOTE:
+            self._erase += slots  # so that only what the pool can find is found by a restart
         self._background.add(self.begin(kind, block, slots[0], label))
         self._num_background[kind] += 1
         below.release(slots)

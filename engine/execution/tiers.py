@@ -122,7 +122,7 @@ class _Builder:
         if self._config.disk_kv is not None:
             self._add_disk(self._config.disk_kv)
         figures = self._found if self._store is None else self._store.figures
-        device = self._block_pool(self._pool.shape[0], is_last=self._host is None)
+        device = self._block_pool(self._pool.shape[0], None if self._host is None else Tier.HOST)
         return KvTiers(
             tiers=Tiers(
                 device, self._host, self._disk, self._writes, max_sequence_blocks=self._max_sequence_blocks
@@ -154,7 +154,7 @@ class _Builder:
 
     def _add_host(self, num_bytes: int) -> None:
         self._memory = self._host_memory(num_bytes)
-        self._host = self._block_pool(0, is_last=self._config.disk_kv is None)
+        self._host = self._block_pool(0, None if self._config.disk_kv is None else Tier.DISK)
         if self._config.kv_checksums:
             self._checksums = HostChecksums(self._memory.num_blocks)
         mover = self._link(self._memory)
@@ -168,7 +168,7 @@ class _Builder:
             self._found = self._look_into_store(disk)
             return
         self._store = self._open_store(disk)
-        self._disk = self._block_pool(self._store.num_slots, is_last=True)
+        self._disk = self._block_pool(self._store.num_slots, None)
         self._disk.adopt({found.slot: found.label for found in self._store.found})
         # A GPU's mover keeps no checksums of host slots; records on disk have their own anyway.
         checksums = None if self._pool.is_cuda else self._checksums
@@ -176,9 +176,9 @@ class _Builder:
         self._movers |= {TransferKind.DEMOTE: mover, TransferKind.PROMOTE: mover}
         self._writes[Tier.HOST] = write_factory(self._config.write_policy)()
 
-    def _block_pool(self, num_blocks: int, *, is_last: bool) -> BlockPool:
+    def _block_pool(self, num_blocks: int, below: Tier | None) -> BlockPool:
         make = eviction_factory(self._config.eviction)
-        return BlockPool(num_blocks, make, self._costs.block_s, is_last=is_last)
+        return BlockPool(num_blocks, make, self._costs.block_s, below=below)
 
     def _host_size(self) -> int | None:
         """Bytes of the host tier; None: there is none. A GPU has one unasked, if there is room for it."""

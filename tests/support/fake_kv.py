@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from engine.beam import BeamSearch
 from engine.messages import BeamParams, PromptLogprobs
 from engine.schedule import Sample, SampledToken, ScheduledChunk, SchedulerOutput, Score, StepOutput
-from tiering.types import BlockHash, Tier, TransferJob, TransferOutcome
+from tiering.types import BlockHash, BlockId, BlockLabel, Tier, TransferJob, TransferOutcome
 
 VOCAB_SIZE = 1000
 
@@ -94,7 +94,10 @@ def expected_beams(prompt: Sequence[int], params: BeamParams, count: int, max_to
 
 
 class FakeMemory:
-    """The slots of every tier. ``copy`` and ``spoil`` are what a mover does with them."""
+    """The slots of every tier. ``copy`` and ``spoil`` are what a mover does with them.
+
+    ``disk_table`` is what a restart reads.
+    """
 
     def __init__(self, block_size: int, num_blocks: dict[Tier, int]) -> None:
         self.block_size = block_size
@@ -102,17 +105,23 @@ class FakeMemory:
             tier: [[None] * block_size for _ in range(count)] for tier, count in num_blocks.items()
         }
         self.disk_names: dict[int, BlockHash] = {}  # as a record's header says
+        self.disk_table: dict[int, BlockLabel] = {}
 
     def copy(self, job: TransferJob) -> TransferOutcome:
         if job.kind.target is Tier.DISK:
             assert job.label is not None
             self.disk_names[job.target] = job.label.name
+            self.disk_table[job.target] = job.label
         elif job.kind.source is Tier.DISK:
             assert job.label is not None
             if self.disk_names.get(job.source) != job.label.name:
                 return TransferOutcome.CORRUPT
         self.slots[job.kind.target][job.target][:] = self.slots[job.kind.source][job.source]
         return TransferOutcome.DONE
+
+    def erase(self, blocks: Iterable[BlockId]) -> None:
+        for block in blocks:
+            self.disk_table.pop(block, None)
 
     def spoil(self, job: TransferJob) -> None:
         self.slots[job.kind.target][job.target][:] = [-job.transfer_id] * self.block_size

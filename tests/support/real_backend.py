@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from tiering.movers.checksums import HostChecksums
 from tiering.movers.disk import DiskCopier
 from tiering.movers.disk_store import DiskStore
 from tiering.movers.thread import BlockCopier
-from tiering.types import Tier, TransferJob, TransferKind, TransferOutcome
+from tiering.types import BlockId, Tier, TransferJob, TransferKind, TransferOutcome
 
 
 def load_deterministic(
@@ -63,6 +64,10 @@ class RealBackend:
         if job.kind in (TransferKind.SWAP_OUT, TransferKind.SWAP_IN):
             return self._link.copy(job)
         return self._disk.copy(job)
+
+    def erase(self, blocks: Iterable[BlockId]) -> None:
+        if self._store is not None:
+            self._store.erase(blocks)
 
     def spoil(self, job: TransferJob) -> None:
         if job.kind.target is not Tier.DISK:

@@ -6,13 +6,22 @@ The executor is the fake one, or a real model's (``tests/support/real_backend.py
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Protocol
 
 from engine.core import EngineCore, Executor
 from engine.grammar_room import Compiler
-from engine.messages import AddRequest, FinishReason, PromptLogprobs, SamplingParams, StepReport
+from engine.messages import (
+    AddRequest,
+    FinishReason,
+    ForgetKv,
+    PromptLogprobs,
+    Retention,
+    SamplingParams,
+    StepReport,
+)
 from engine.schedule import SchedulerOutput, StepOutput
 from engine.scheduler import Scheduler, SchedulerConfig
 from tests.support.fake_kv import VOCAB_SIZE, FakeKvExecutor, FakeMemory
@@ -26,7 +35,7 @@ from tiering.types import BlockId, BlockLabel, BlockState, Tier, TransferJob, Tr
 
 
 class Backend(Protocol):
-    """What computes, and the memory of all tiers. ``copy`` and ``spoil`` are what movers do with it."""
+    """What computes, and the memory of all tiers; ``copy``, ``erase`` and ``spoil`` are done to it."""
 
     @property
     def executor(self) -> Executor: ...
@@ -35,6 +44,8 @@ class Backend(Protocol):
     def vocab_size(self) -> int: ...
 
     def copy(self, job: TransferJob) -> TransferOutcome: ...
+
+    def erase(self, blocks: Iterable[BlockId]) -> None: ...
 
     def spoil(self, job: TransferJob) -> None: ...
 
@@ -112,11 +123,10 @@ class SmallEngine:
     ) -> None:
         window = max_model_len or num_blocks * block_size
         counts = {Tier.DEVICE: num_blocks, Tier.HOST: host_blocks, Tier.DISK: disk_blocks}
-        last = max((tier for tier in counts if counts[tier]), key=list(Tier).index)
+        present = [tier for tier in counts if counts[tier]]
         pools = {
-            tier: BlockPool(count, eviction_factory(eviction), is_last=tier is last)
-            for tier, count in counts.items()
-            if count
+            tier: BlockPool(counts[tier], eviction_factory(eviction), below=below)
+            for tier, below in zip_longest(present, present[1:])
         }
         writes = {
             tier: write_factory(write)()
@@ -151,6 +161,7 @@ class SmallEngine:
             },
             block_bytes=1,
             clock=self._clock,
+            erase=self.backend.erase,
             max_store_bytes=8,
         )
         self.core = EngineCore(
@@ -187,16 +198,15 @@ class SmallEngine:
 
     def find_on_disk(self, earlier: SmallEngine) -> None:
         """Begin with what ``earlier`` has on disk, as a server does that is started again."""
-        pool, old = self.tiers.disk, earlier.tiers.disk
-        assert pool is not None and old is not None
+        assert self.tiers.disk is not None
         labels: dict[BlockId, BlockLabel] = {}
-        for name, block in old.named_blocks():
-            label = old.label_of(block)
-            assert label is not None
-            labels[block] = label
-            self.memory.disk_names[block] = name
-            self.memory.slots[Tier.DISK][block][:] = earlier.memory.slots[Tier.DISK][block]
-        pool.adopt(labels)
+        for slot, label in earlier.memory.disk_table.items():
+            labels[BlockId(slot)] = label
+            self.memory.disk_table[slot] = label
+            self.memory.disk_names[slot] = label.name
+            self.memory.slots[Tier.DISK][slot][:] = earlier.memory.slots[Tier.DISK][slot]
+        assert len(labels) == len({label.name for label in labels.values()}), "a block is on disk twice"
+        self.tiers.disk.adopt(labels)
 
     def add(
         self,
@@ -208,6 +218,9 @@ class SmallEngine:
         expected_return_s: float | None = None,
         tenant: str = "",
         weight: float = 1.0,
+        session: str = "",
+        retention: Retention | None = None,
+        kv_quota: float = 0.5,
         **sampling: object,
     ) -> None:
         params = SamplingParams(max_tokens=max_tokens, **{"seed": 0, **sampling})  # type: ignore[arg-type]
@@ -221,8 +234,20 @@ class SmallEngine:
                 weight=weight,
                 priority=priority,
                 expected_return_s=expected_return_s,
+                session=session,
+                retention=retention,
+                kv_quota=kv_quota,
             )
         )
+
+    def forget(self, tokens: Sequence[int], from_token: int = 0, salt: bytes = b"") -> None:
+        self.core.forget_kv(ForgetKv(token_ids=tuple(tokens), from_token=from_token, cache_salt=salt))
+
+    def cells(self, session: str) -> str:
+        """Where the blocks of a session are."""
+        (found,) = self.core.describe_sessions(0, [session]).sessions
+        assert found.session == session
+        return found.cells
 
     def step(self) -> StepReport | None:
         self._num_steps += 1
@@ -230,7 +255,16 @@ class SmallEngine:
         if report is not None:
             self._collect(report)
         assert self.core.problems() == ()
+        self._check_disk()
         return report
+
+    def _check_disk(self) -> None:
+        """A restart would find no more than the engine itself does."""
+        pool = self.tiers.disk
+        for slot, label in self.memory.disk_table.items() if isinstance(self.backend, FakeBackend) else ():
+            assert pool is not None
+            block = BlockId(slot)
+            assert pool.is_being_filled(block) or pool.label_of(block) == label, "a name is left on disk"
 
     def _collect(self, report: StepReport) -> None:
         for delta in report.deltas:

@@ -8,14 +8,14 @@ table that refers to a block refers to all blocks before it.
 
 from __future__ import annotations
 
-import heapq
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from tiering.policies.score_queue import ScoreQueue
 from tiering.types import BlockHash, BlockId
 
 
@@ -72,66 +72,13 @@ class EvictionPolicy(Protocol):
         ...
 
 
-class _Entry(NamedTuple):
-    """Sorts by score, the deeper block of equal ones first, then by age."""
-
-    score: float
-    negated_depth: int
-    age: int
-    block: BlockId
-
-
-class _ScoreQueue:
-    """A heap of blocks by score with lazy deletion. O(log n) per block."""
-
-    def __init__(self) -> None:
-        self._heap: list[_Entry] = []
-        self._age: dict[BlockId, int] = {}
-        self._num_added = 0
-
-    def add(self, block: BlockId, score: float, depth: int = 0) -> None:
-        assert block not in self._age and not math.isnan(score)
-        self._num_added += 1
-        self._age[block] = self._num_added
-        heapq.heappush(self._heap, _Entry(score, -depth, self._num_added, block))
-
-    def remove(self, block: BlockId) -> None:
-        del self._age[block]
-        if len(self._heap) > 2 * len(self._age) + 64:
-            self._heap = [entry for entry in self._heap if self._is_live(entry)]
-            heapq.heapify(self._heap)
-
-    def lowest(self, count: int) -> list[_Entry]:
-        """The ``count`` entries of lowest score, which stay in the queue."""
-        found: list[_Entry] = []
-        while self._heap and len(found) < count:
-            entry = heapq.heappop(self._heap)
-            if self._is_live(entry):
-                found.append(entry)
-        for entry in found:
-            heapq.heappush(self._heap, entry)
-        return found
-
-    def __len__(self) -> int:
-        return len(self._age)
-
-    def __contains__(self, block: BlockId) -> bool:
-        return block in self._age
-
-    def __iter__(self) -> Iterator[BlockId]:
-        return iter(self._age)
-
-    def _is_live(self, entry: _Entry) -> bool:
-        return self._age.get(entry.block) == entry.age
-
-
 class ScoredEviction(ABC):
     """Evicts the lowest score first. A subclass gives ``name`` and ``score``, and nothing else."""
 
     name: str
 
     def __init__(self) -> None:
-        self._queue = _ScoreQueue()
+        self._queue = ScoreQueue()
 
     @abstractmethod
     def score(self, cached: CachedBlock) -> float:
@@ -224,9 +171,9 @@ class SessionAwareEviction:
     grace_s = 300.0
 
     def __init__(self) -> None:
-        self._unhinted = _ScoreQueue()  # by last use
-        self._farthest = _ScoreQueue()  # by expected return, the last first
-        self._overdue = _ScoreQueue()  # by expected return, the first first
+        self._unhinted = ScoreQueue()  # by last use
+        self._farthest = ScoreQueue()  # by expected return, the last first
+        self._overdue = ScoreQueue()  # by expected return, the first first
 
     def add(self, cached: CachedBlock) -> None:
         expected = cached.expected_return_at
@@ -283,8 +230,8 @@ class S3FifoEviction:
     small_share = 0.1
 
     def __init__(self) -> None:
-        self._small = _ScoreQueue()
-        self._main = _ScoreQueue()
+        self._small = ScoreQueue()
+        self._main = ScoreQueue()
         self._entries: dict[BlockId, _S3Entry] = {}
         self._ghosts: dict[BlockHash, None] = {}
         self._num_tickets = 0
@@ -339,7 +286,7 @@ class S3FifoEviction:
         queue = self._small if from_small else self._main
         return queue.lowest(1)[0].block
 
-    def _queue(self, entry: _S3Entry) -> _ScoreQueue:
+    def _queue(self, entry: _S3Entry) -> ScoreQueue:
         return self._main if entry.in_main else self._small
 
     def _next_ticket(self) -> int:
