@@ -171,6 +171,9 @@ def _total(name: str, text: str, value: float) -> Metric:
 
 def _tiers(tiers: dict[str, TierStats]) -> Iterator[Metric]:
     blocks = GaugeMetricFamily("tidegate_kv_blocks", "KV blocks of a tier.", labels=["tier", "state"])
+    kept = GaugeMetricFamily(
+        "tidegate_kv_blocks_kept", "Cached KV blocks that go after all that nobody keeps.", labels=["tier"]
+    )
     hits = CounterMetricFamily(
         "tidegate_kv_hit_tokens", "Prompt tokens that were not computed, by where they were.", labels=["tier"]
     )
@@ -182,9 +185,10 @@ def _tiers(tiers: dict[str, TierStats]) -> Iterator[Metric]:
         blocks.add_metric([name, "cached"], tier.blocks_cached)
         blocks.add_metric([name, "in_use"], tier.blocks_in_use)
         blocks.add_metric([name, "copying"], tier.blocks_copying)
+        kept.add_metric([name], tier.blocks_kept)
         hits.add_metric([name], tier.hit_tokens_total)
         evictions.add_metric([name, tier.eviction], tier.evictions_total)
-    yield from (blocks, hits, evictions)
+    yield from (blocks, kept, hits, evictions)
 
 
 def _transfers(transfers: dict[str, TransferStats]) -> Iterator[Metric]:

@@ -611,6 +611,32 @@ def another_process(directory: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+def test_what_was_erased_is_not_found_nor_an_older_copy_of_it(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        for slot, number in enumerate((1, 2, 1, 3)):
+            put(store, slot, number)
+    with opened(tmp_path) as store:
+        assert found(store) == [(1, label(2)), (2, label(1)), (3, label(3))]
+        store.erase([2])
+    with opened(tmp_path) as store:
+        assert found(store) == [(1, label(2)), (3, label(3))]
+        assert holds(store, 3, 3)
+
+
+def test_that_a_name_could_not_be_erased_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "no such luck")
+
+    with opened(tmp_path) as store:
+        put(store, 0, 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pwrite", fail)
+            store.erase([0])
+    assert "may be found on disk after a restart" in caplog.text
+
+
 def test_a_store_in_use_is_refused_and_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_store, "_LOCK_TIMEOUT_S", 0.1)
     with another_process(tmp_path) as owner:

@@ -35,6 +35,7 @@ async def test_every_name_is_there(make_house: Make) -> None:
         "tidegate_kv_blocks{state=free,tier=device}",
         "tidegate_kv_blocks{state=cached,tier=device}",
         "tidegate_kv_blocks{state=in_use,tier=device}",
+        "tidegate_kv_blocks_kept{tier=device}",
         "tidegate_kv_hit_tokens_total{tier=device}",
         "tidegate_recomputed_tokens_total{}",
         "tidegate_kv_block_copies_total{}",

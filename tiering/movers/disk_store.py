@@ -174,6 +174,12 @@ class _Layout:
         latest = {stored.label.name: (generation, stored) for generation, stored in entries}
         return sorted(latest.values(), key=lambda entry: entry[0])
 
+    def used_slots(self, packed: bytes) -> list[int]:
+        """Slots of which a table with its header says anything."""
+        end = _TABLE_HEADER.size + (len(packed) - _TABLE_HEADER.size) // _ENTRY.size * _ENTRY.size
+        entries = _ENTRY.iter_unpack(packed[_TABLE_HEADER.size : end])
+        return [slot for slot, (_, _, generation) in enumerate(entries) if generation]
+
 
 def look_at_secret(directory: Path) -> bytes:
     """The store's secret; b"" if it has none yet, or none that can be read. Changes nothing."""
@@ -283,10 +289,15 @@ class DiskStore:
         return digest if checksum(block) == digest else None
 
     def erase(self, slots: Iterable[int]) -> None:
-        """Let a later start find nothing in these slots. A failure costs no more than that it does."""
-        with contextlib.suppress(OSError):
+        """Let a later start find nothing in these slots: a short write for each, to the page cache.
+
+        A failure is logged; a record that is not to be trusted is still told by its checksum.
+        """
+        try:
             for slot in slots:
                 os.pwrite(self._table, bytes(_ENTRY.size), _TABLE_HEADER.size + slot * _ENTRY.size)
+        except OSError as error:
+            logger.error("what was to be forgotten may be found on disk after a restart: %s", error)
 
     def close(self) -> None:
         """Close the files and let go of the lock. No thread may use the store any more."""
@@ -309,6 +320,11 @@ class DiskStore:
             os.ftruncate(self._table, 0)
         os.ftruncate(self._table, _TABLE_HEADER.size + self.num_slots * _ENTRY.size)
         os.pwrite(self._table, self._layout.header(), 0)
+        if (
+            entries
+        ):  # of two slots with one name the older is free, and must not be found when the other is lost
+            found = {stored.slot for _, stored in entries}
+            self.erase(slot for slot in self._layout.used_slots(packed) if slot not in found)
         return entries
 
     def _take_space(self) -> bool:

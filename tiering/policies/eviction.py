@@ -26,7 +26,7 @@ class CachedBlock:
     Times are seconds on the engine's clock. ``depth`` counts the blocks before it in its history.
     ``recompute_s`` is what computing a block again would take where the history with which it was last used
     ends; so it is one number for a whole history, and does not set its beginning against its end.
-    ``expected_return_at`` is when its session said that it would be back, None if it did not.
+    ``expected_return_at`` is when its session is expected to be back, None if nobody knows.
     """
 
     block: BlockId
@@ -160,7 +160,7 @@ class CostAwareEviction(ScoredEviction):
 
 
 class SessionAwareEviction:
-    """Who is expected back last goes first (Belady's rule, on what sessions say).
+    """Who is expected back last goes first (Belady's rule, on what sessions say or have done so far).
 
     A block without a hint is expected to stay away for as long again as it has been unused: among such
     blocks that is leaf-first LRU. One that is overdue by ``grace_s`` is not expected any more, and goes
