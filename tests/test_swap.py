@@ -454,3 +454,18 @@ def test_hits_are_booked_where_they_came_from_though_a_load_failed_in_the_end() 
         assert hits[Tier.DEVICE] == 0, "the device had nothing"
         num_partial += 0 < engine.cached["again"] < 32
     assert num_partial > 3
+
+
+@pytest.mark.parametrize("eviction", ["lfu", "session_aware"])
+def test_what_a_policy_gives_up_first_is_copied_down_although_much_else_is_clean(eviction: str) -> None:
+    """A policy that gives up what came last: a first loss is noticed, and there are no more."""
+    engine = SmallEngine(num_blocks=24, host_blocks=200, eviction=eviction)
+    for number in range(9):
+        engine.add(f"popular{number}", prompt(number % 3, 17), max_tokens=1, session=f"p{number % 3}")
+        engine.run()
+    losses = []
+    for number in range(40):
+        engine.add(f"new{number}", prompt(number + 30, 17), max_tokens=1, session=f"n{number}")
+        engine.run()
+        losses.append(engine.tiers.device.needless_losses_total)
+    assert 0 < losses[10] == losses[-1] <= 4

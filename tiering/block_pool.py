@@ -26,6 +26,7 @@ class BlockPool:
 
     ``make_eviction`` makes the policy; a second one ranks the dirty blocks: cached ones that nobody has tried
     to copy to the tier below since their last use. ``below`` is that tier, None if there is none.
+    ``needless_losses_total``: dirty blocks that were evicted although as many others were clean.
     ``recompute_s(depth)`` prices a block for the policy. ``now`` is the time of the present step; the owner
     sets it.
     """
@@ -41,6 +42,7 @@ class BlockPool:
         self.num_blocks = 0
         self.now = 0.0
         self.evictions_total = 0
+        self.needless_losses_total = 0
         self._ranking = Ranking(make_eviction)
         self._recompute_s = recompute_s
         self._below = below
@@ -378,6 +380,9 @@ class BlockPool:
         ranked = self._ranking.victims(count + self._num_held, self.now)
         victims = [block for block in ranked if block not in self._copies_out][:count]
         assert len(victims) == count, f"{self._ranking.policy_name} names too few victims"
+        num_clean = max(0, len(self._ranking) - self._num_held - self._ranking.num_dirty)
+        num_lost = len(self._ranking.dirty().intersection(victims))
+        self.needless_losses_total += max(0, num_lost - max(0, count - num_clean))
         for block in victims:
             self._free_cached(block)
         self.evictions_total += count

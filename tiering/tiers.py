@@ -28,6 +28,7 @@ from tiering.types import (
 PATIENCE_S = 10.0  # without the end of a single copy, after which a link or a disk is taken to hang
 _CLEAN_SHARE = 0.25  # of a pool is kept free or clean, and at least room for the longest sequence
 _CLEANING_PATIENCE_S = 0.25  # for which cleaning waits at most while blocks are loaded
+_EAGER_S = 600.0  # for which all is cleaned that can be, after a block was lost that need not have been
 _MAX_BACKGROUND_MOVES = 64
 _BELOW = {Tier.DEVICE: TransferKind.SWAP_OUT, Tier.HOST: TransferKind.DEMOTE}
 
@@ -87,6 +88,8 @@ class Tiers:
         self._num_of_kind: Counter[TransferKind] = Counter()
         self._background: set[TransferId] = set()
         self._num_background: Counter[TransferKind] = Counter()
+        self._num_losses = dict.fromkeys(self._pools, 0)
+        self._eager_until = dict.fromkeys(self._pools, 0.0)
         self._progress_at = {Tier.HOST: 0.0, Tier.DISK: 0.0}
         self._now = 0.0
         self._cleaned_at = 0.0
@@ -259,8 +262,11 @@ class Tiers:
         pool = self._pools[tier]
         target = min(max(int(_CLEAN_SHARE * pool.num_blocks), self._max_sequence_blocks), pool.num_blocks)
         wanted = target - pool.num_losslessly_available()
-        if self._writes[tier].stores_ready():
-            wanted = pool.num_blocks  # what found no room among the moves when it became ready
+        if pool.needless_losses_total > self._num_losses[tier]:  # the policy gives up newcomers first
+            self._num_losses[tier] = pool.needless_losses_total
+            self._eager_until[tier] = self._now + _EAGER_S
+        if self._writes[tier].stores_ready() or self._now < self._eager_until[tier]:
+            wanted = pool.num_blocks  # with `stores_ready`: what found no room when it became ready
         room = self._background_room(tier)
         if wanted > 0 and room > 0:
             for block in pool.next_dirty(min(wanted, room)):

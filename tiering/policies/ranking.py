@@ -8,7 +8,7 @@ are lost if they are evicted. O(log n) for each block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from itertools import chain
 
@@ -111,8 +111,8 @@ class Ranking:
         """What is kept, or was when somebody last asked for victims."""
         return self._kept
 
-    def dirty(self) -> frozenset[BlockId]:
-        return frozenset(self._dirty)
+    def dirty(self) -> Set[BlockId]:
+        return self._dirty
 
     def adds_up(self) -> bool:
         """Whether the queues hold exactly what is kept, and the policies the rest."""
