@@ -85,6 +85,7 @@ class Background:
         (("serve", "--stall-timeout", "nan"), "--stall-timeout"),
         (("serve", "--drain-timeout", "inf"), "--drain-timeout"),
         (("serve", "--device-kv", "9" * 400), "--device-kv"),
+        (("serve", "--kv-quota", "101%"), "--kv-quota"),
         (("serve", "--api-key", ""), "--api-key"),
         (("serve", "--tool-call-parser", "nobody"), "nobody"),
         (("serve", "--reasoning-parser", "nobody"), "nobody"),
@@ -144,7 +145,7 @@ def test_help_names_every_command_and_flag() -> None:
         "--tool-call-parser", "--reasoning-parser",
         "--host", "--port", "--dtype", "--max-model-len", "--block-size", "--max-num-seqs", "--seed",
         "--max-num-batched-tokens", "--api-key", "--served-model-name", "--load-format", "--device-kv",
-        "--keys-file", "--max-waiting", "--max-waiting-tokens",
+        "--keys-file", "--max-waiting", "--max-waiting-tokens", "--kv-quota",
     ):  # fmt: skip
         assert flag in flags
 

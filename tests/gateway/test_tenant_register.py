@@ -367,3 +367,11 @@ async def test_the_house_is_bounded_in_tokens(make_house: Make) -> None:
     assert (await house.complete(max_tokens=100)).status == 200
     await house.check_alive()
     assert house.gateway.admission.tokens == 0
+
+
+async def test_what_a_tenant_may_keep_is_its_own_or_that_of_the_house(make_house: Make, keys: Keys) -> None:
+    keys.write(acme="kv_quota = 0.25", guest="")
+    house: House = await make_house(keys_file=keys.path, kv_quota=0.125)
+    for tenant in ("acme", "guest"):
+        await house.complete(headers=by(tenant))
+    assert [request.kv_quota for request in house.engine.record.submitted] == [0.25, 0.125]
