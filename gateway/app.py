@@ -29,7 +29,6 @@ from gateway.request_body import check_expectation, is_owed_a_body
 from gateway.request_keys import GATEWAY, REQUEST_ID_HEADER, request_id_of, visitor_of
 from gateway.responses import handlers as responses
 from gateway.responses.app_keys import RESPONSES
-from gateway.responses.records import StateSettings
 from gateway.responses.service import ResponseService
 from gateway.responses.store import StateStore
 from gateway.state import Gateway, GatewaySettings, open_gateway
@@ -112,8 +111,8 @@ async def running_site(
     tls: ssl.SSLContext | None = None,
     store: StateStore | None = None,
 ) -> AsyncIterator[None]:
-    """Listen on bound sockets. Leaving closes every connection. Without a ``store`` nothing outlives it."""
-    own = await asyncio.to_thread(StateStore.open, StateSettings()) if store is None else store
+    """Listen on bound sockets. Leaving closes every connection, and the store if it was not open yet."""
+    own = await asyncio.to_thread(StateStore.open, gateway.settings.state) if store is None else store
     runner = web.AppRunner(
         build_app(gateway, own), handler_cancellation=True, handle_signals=False, shutdown_timeout=1.0
     )
@@ -141,16 +140,17 @@ async def serve(
     hurry: asyncio.Event | None = None,
     tenants: TenantRegister | None = None,
     tls: ssl.SSLContext | None = None,
+    store: StateStore | None = None,
 ) -> None:
-    """Serve until ``stop`` is set, then drain until ``hurry`` is. The caller closes the engine.
+    """Serve until ``stop`` is set, then drain until ``hurry`` is. The caller closes the engine and the store.
 
     ``listeners`` are bound already (``gateway.listeners``). ``tenants``: opened already, so that they can be
-    reloaded meanwhile. Raises UnsupportedTokenizerError.
+    reloaded meanwhile; ``store`` too, so that nothing is loaded in vain. Raises UnsupportedTokenizerError.
     """
     sys.set_int_max_str_digits(_MAX_DIGITS)
     gateway = await open_gateway(engine, settings, tenants)
     try:
-        async with running_site(gateway, listeners, tls):
+        async with running_site(gateway, listeners, tls, store):
             on_started()
             await stop.wait()
             await gateway.drain(settings.drain_timeout_s, hurry)

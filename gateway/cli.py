@@ -19,7 +19,16 @@ from gateway.cors import parse_origin
 from gateway.doctor import run_doctor
 from gateway.keys_command import keys_command
 from gateway.lifecycle import EXIT_USER_ERROR, run_server
-from gateway.options import SHARE, FiniteFloat, engine_config, engine_options, tls_files, tls_options
+from gateway.options import (
+    SHARE,
+    FiniteFloat,
+    engine_config,
+    engine_options,
+    state_options,
+    state_settings,
+    tls_files,
+    tls_options,
+)
 from gateway.state import GatewaySettings, package_version
 from gateway.terminal_chat import ChatError, Server, own_server, run_chat
 from gateway.tools.registry import FAMILIES
@@ -68,6 +77,7 @@ def main() -> None:
     envvar="TIDEGATE_ADMIN_KEY",
     help="Key for /debug/*; better set as TIDEGATE_ADMIN_KEY.  [default: those paths are off]",
 )
+@state_options
 @tls_options
 @click.option(
     "--cors-origin",
@@ -165,7 +175,7 @@ def serve_command(**options: Any) -> None:
             raise click.BadParameter(f"{flag} is empty; leave it out, or give a key.")
     if options["admin_key"] in options["api_key"]:
         raise click.BadParameter("--admin-key is one of the --api-key: every client would be an admin.")
-    config, tls = engine_config(options, log_level), tls_files(options)
+    config, tls, state = engine_config(options, log_level), tls_files(options), state_settings(options)
     settings = GatewaySettings(
         host=options["host"],
         port=options["port"],
@@ -187,6 +197,7 @@ def serve_command(**options: Any) -> None:
         drain_timeout_s=options["drain_timeout"],
         tool_call_parser=options["tool_call_parser"],
         reasoning_parser=options["reasoning_parser"],
+        state=state,
     )
     outcome = run_server(config, settings, stall_timeout_s=options["stall_timeout"])
     if outcome.message is not None:

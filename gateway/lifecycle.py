@@ -27,6 +27,7 @@ from engine.messages import EngineInfo, LoadProgress
 from gateway.app import serve
 from gateway.detokenizer import UnsupportedTokenizerError
 from gateway.listeners import base_url, bound_listeners
+from gateway.responses.store import StateStore
 from gateway.state import GatewaySettings
 from gateway.tenant_register import TenantRegister
 from gateway.thoughts import ReasoningParserError
@@ -55,8 +56,12 @@ def run_server(config: EngineConfig, settings: GatewaySettings, *, stall_timeout
         check_parser(settings.tool_call_parser)
         tenants = TenantRegister.open(settings.api_keys, settings.keys_file)
         tls = None if settings.tls is None else ServerTls(settings.tls)
-        with bound_listeners(settings.host, settings.port, settings.send_buffer_bytes) as listeners:
-            return uvloop.run(_Server(config, settings, tenants, listeners, tls, stall_timeout_s).run())
+        with (
+            bound_listeners(settings.host, settings.port, settings.send_buffer_bytes) as listeners,
+            StateStore.open(settings.state) as store,
+        ):
+            server = _Server(config, settings, tenants, listeners, tls, store, stall_timeout_s)
+            return uvloop.run(server.run())
     except (ConfigError, UnsupportedTokenizerError, ToolParserError, ReasoningParserError) as error:
         return Outcome(EXIT_USER_ERROR, str(error))
     except EngineStartError as error:
@@ -76,6 +81,7 @@ class _Server:
         tenants: TenantRegister,
         listeners: Sequence[socket.socket],
         tls: ServerTls | None,
+        store: StateStore,
         stall_timeout_s: float,
     ) -> None:
         self._config = config
@@ -83,6 +89,7 @@ class _Server:
         self._tenants = tenants
         self._listeners = listeners
         self._tls = tls
+        self._store = store
         self._reloads: list[Callable[[], Awaitable[None]]] = []  # what SIGHUP sets going, in this order
         if settings.keys_file is not None:
             self._reloads.append(tenants.reload)
@@ -151,6 +158,7 @@ class _Server:
                 self._hurry,
                 self._tenants,
                 None if self._tls is None else self._tls.context,
+                self._store,
             )
             if watch.done():
                 return Outcome(EXIT_FAULT, f"The engine died: {watch.result()}.")

@@ -7,8 +7,10 @@ refused by click with the option's name and exit code 2.
 from __future__ import annotations
 
 import math
+import re
 import secrets
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -23,6 +25,7 @@ from engine.config import (
     parse_optional_size,
     parse_share,
 )
+from gateway.responses.records import StateSettings
 from gateway.tls import TlsFiles
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -50,6 +53,9 @@ _SIZE = Parsed("size", MemorySize, parse_memory_size)
 _SIZE_OR_OFF = Parsed("size", MemorySize, parse_optional_size)
 _DISK = Parsed("path", DiskTier, parse_disk_tier)
 SHARE = Parsed("share", float, parse_share)
+_DURATION = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)([smhd]?)")
+_UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
+_ABSURD_S = 10**10
 _POSITIVE = click.IntRange(min=1)
 _DEFAULTS = EngineConfig(model="")
 
@@ -117,6 +123,45 @@ def engine_options(command: Command) -> Command:
     for option in reversed(_ENGINE_OPTIONS):
         command = option(command)
     return command
+
+
+def _state_size(text: str) -> MemorySize:
+    size = parse_memory_size(text)
+    if size.num_bytes is None or size.num_bytes < 2**20:
+        raise ConfigError(f"{text!r} is no size from 1MiB on, such as 256MiB.")
+    return size
+
+
+def _seconds(text: str) -> float:
+    """Read ``90``, ``90s``, ``15m``, ``12h`` or ``30d``."""
+    match = _DURATION.fullmatch(text)
+    if match is None or not 0 < (seconds := float(match[1]) * _UNITS_S[match[2]]) < _ABSURD_S:
+        raise ConfigError(f"{text!r} is no time; write it like 90s, 15m, 12h or 30d.")
+    return seconds
+
+
+_STATE_OPTIONS = (
+    click.option("--state", "state_path", type=click.Path(dir_okay=False, path_type=Path), metavar="PATH",
+                 help="File for responses and conversations, which then survive a restart."
+                      "  [default: in memory]"),
+    click.option("--state-size", type=Parsed("size", MemorySize, _state_size), default="256MiB",
+                 show_default=True, help="Most that they may take; those used least recently go first."),
+    click.option("--state-ttl", type=Parsed("time", float, _seconds), default="30d", show_default=True,
+                 help="How long they are kept after their last use: 90s, 15m, 12h, 30d."),
+)  # fmt: skip
+
+
+def state_options(command: Command) -> Command:
+    """Add the options of stored responses to a command; it gets them as keyword arguments."""
+    for option in reversed(_STATE_OPTIONS):
+        command = option(command)
+    return command
+
+
+def state_settings(options: dict[str, Any]) -> StateSettings:
+    """What ``state_options`` gathered, taken out of ``options``."""
+    path, size, ttl_s = (options.pop(name) for name in ("state_path", "state_size", "state_ttl"))
+    return StateSettings(path, max_bytes=size.num_bytes, ttl_s=ttl_s)
 
 
 _TLS_OPTIONS = (

@@ -34,6 +34,7 @@ from gateway.openai.model import ModelContext
 from gateway.openai.tokens import TokensEndpoint
 from gateway.openapi import About, document
 from gateway.request_body import BodyReader
+from gateway.responses.records import StateSettings
 from gateway.service_rate import ServiceRate
 from gateway.tenant_register import TenantRegister
 from gateway.tenants import Tenant
@@ -89,6 +90,7 @@ class GatewaySettings:
     max_ended_log_bytes: int = 32 * 2**20
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
+    state: StateSettings = field(default_factory=StateSettings)
 
 
 class OpenStreams:

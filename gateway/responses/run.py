@@ -134,7 +134,7 @@ class ResponseRun:
 
     def record(self, response: ResponseObject | None = None) -> ResponseRecord:
         """How it is to be kept, as it stands or as ``response``."""
-        owner = self.turn.visitor.tenant.name
+        owner = self.turn.visitor.tenant.owner
         shown = self.response if response is None else response
         record = as_record(shown, self.request, owner, self.turn.session, self.output_token_ids)
         if not self.turn.unkept:

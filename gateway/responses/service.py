@@ -75,7 +75,7 @@ class ResponseService:
 
     def running(self, visitor: Visitor, response_id: str) -> ResponseRun | None:
         """A response whose events can be had: it is being made, or was a moment ago."""
-        return self._runs.get((visitor.tenant.name, response_id))
+        return self._runs.get((visitor.tenant.owner, response_id))
 
     async def retrieve(self, visitor: Visitor, response_id: str) -> bytes:
         """The Response object as it stands, as JSON. Raises ApiError (404)."""
@@ -93,7 +93,7 @@ class ResponseService:
 
     async def delete(self, visitor: Visitor, response_id: str) -> None:
         """Forget a response, and the KV of what it said. Raises ApiError (404)."""
-        owner = visitor.tenant.name
+        owner = visitor.tenant.owner
         run = self._runs.get((owner, response_id))
         if run is not None:
             await run.cancel()
@@ -107,7 +107,7 @@ class ResponseService:
     async def input_items(self, visitor: Visitor, response_id: str) -> Sequence[ItemRecord]:
         """All that the model was given for a response, oldest first. Raises ApiError (404)."""
         record = await self._found(visitor, response_id)
-        history = await self._store.history(visitor.tenant.name, response_id)
+        history = await self._store.history(visitor.tenant.owner, response_id)
         if history is None:
             return record.inputs
         return history[: len(history) - len(record.outputs)]
@@ -160,7 +160,7 @@ class ResponseService:
             if run.response.store:
                 with keeping():
                     await self._store.put_response(run.record())
-            self._runs[run.turn.visitor.tenant.name, run.id] = run
+            self._runs[run.turn.visitor.tenant.owner, run.id] = run
             run.start(scope.pop_all())
 
     async def _wait_for_previous(self, visitor: Visitor, wire: ResponseWire, origin: Origin) -> None:
@@ -205,7 +205,7 @@ class ResponseService:
 
     def _note_end(self, run: ResponseRun) -> None:
         """Its events can be had for a while longer, as long as they are not too many together."""
-        owner = run.turn.visitor.tenant.name
+        owner = run.turn.visitor.tenant.owner
         key = (owner, run.id)
         settings = self._gateway.settings
         loop = asyncio.get_running_loop()
@@ -223,7 +223,7 @@ class ResponseService:
     # ---- the rest ----
 
     async def _found(self, visitor: Visitor, response_id: str) -> ResponseRecord:
-        record = await self._store.response(visitor.tenant.name, response_id)
+        record = await self._store.response(visitor.tenant.owner, response_id)
         if record is None:
             raise _not_found()
         return record

@@ -65,7 +65,7 @@ class BusyConversations:
         if conversation_id is None:
             yield
             return
-        key = (tenant.name, conversation_id)
+        key = (tenant.owner, conversation_id)
         if key in self._busy:
             raise conflict("conversation", "A response of this conversation is still being made.")
         self._busy.add(key)
@@ -79,7 +79,7 @@ async def past_of(wire: ResponseWire, tenant: Tenant, store: StateStore, recent:
     """Raises ApiError for a predecessor or a conversation that is not there."""
     conversation_id = conversation_of(wire)
     if conversation_id is not None:
-        items = await store.conversation_history(tenant.name, conversation_id)
+        items = await store.conversation_history(tenant.owner, conversation_id)
         if items is None:
             raise ApiError(ErrorKind.NOT_FOUND, "There is no such conversation.", param="conversation")
         return Past(items, session_name(tenant, "conversation", conversation_id))
@@ -96,12 +96,12 @@ async def _past_of_response(
         past, record = remembered
         _check_delivered(record)
         items = (*past.items, *record.inputs, *record.outputs)
-        return Past(items, record.session, is_kept=await store.response(tenant.name, response_id) is not None)
-    found = await store.response(tenant.name, response_id)
+        return Past(items, record.session, is_kept=await store.response(tenant.owner, response_id) is not None)
+    found = await store.response(tenant.owner, response_id)
     if found is None:
         raise previous_not_found("There is no response with this id to go on from.")
     _check_delivered(found)
-    history = await store.history(tenant.name, response_id)
+    history = await store.history(tenant.owner, response_id)
     if history is None:
         raise previous_not_found("What this response builds on is not kept any more.")
     return Past(history, found.session)

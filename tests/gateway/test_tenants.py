@@ -90,3 +90,17 @@ def test_new_keys_are_long_and_never_the_same() -> None:
     keys = {new_key() for _ in range(100)}
     assert len(keys) == 100
     assert all(key.startswith("tg-") and len(key) == 46 for key in keys)
+
+
+def test_an_owner_is_the_same_after_a_restart_whatever_the_order_of_the_keys() -> None:
+    for name, other in (("one", "two"), ("two", "one")):
+        first, second = (make_keyring((name, other), []).find(key.encode()) for key in (name, other))
+        assert first is not None and second is not None
+        assert first.name == "api-key-1"
+        again = make_keyring((other, name), []).find(name.encode())
+        assert again is not None
+        assert first.owner == again.owner != second.owner
+        assert name not in first.owner
+    listed_one = listed("acme", "key", cache_group="family").tenant
+    assert (listed_one.owner, ANONYMOUS.owner) == ("acme", "")
+    assert make_keyring(("key",), []).find(b"key").owner not in ("acme", "")  # type: ignore[union-attr]
