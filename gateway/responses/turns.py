@@ -96,7 +96,9 @@ async def _past_of_response(
         past, record = remembered
         _check_delivered(record)
         items = (*past.items, *record.inputs, *record.outputs)
-        return Past(items, record.session, is_kept=await store.response(tenant.owner, response_id) is not None)
+        return Past(
+            items, record.session, is_kept=await store.response(tenant.owner, response_id) is not None
+        )
     found = await store.response(tenant.owner, response_id)
     if found is None:
         raise previous_not_found("There is no response with this id to go on from.")

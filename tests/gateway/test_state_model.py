@@ -78,6 +78,7 @@ class Lives(RuleBasedStateMachine):
             body=b'{"status":"%s"}' % status.encode(),
             inputs=(said[0],),
             outputs=() if status == "queued" else (said[1],),
+            making=b"m" * size,
         )
 
     # ---- responses -----------------------------------------------------------------------------
@@ -179,7 +180,7 @@ class Lives(RuleBasedStateMachine):
 
 
 Lives.TestCase.settings = settings(
-    max_examples=2000 if SLOW else 40,
+    max_examples=2000 if SLOW else 25,
     stateful_step_count=40,
     deadline=None,
     derandomize=not SLOW,

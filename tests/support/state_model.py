@@ -1,4 +1,4 @@
-"""What the state store should do, in dictionaries: slow, simple, without a file. See ``gateway/responses``."""
+"""What the state store should do, in dictionaries: slow, simple, without a file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class Turn:
     @property
     def num_bytes(self) -> int:
         texts = (msgspec.msgpack.encode(part) for part in (self.record.inputs, self.record.outputs))
-        return ROW_BYTES + sum(map(len, texts)) + (0 if self.is_deleted else len(self.record.body))
+        own = 0 if self.is_deleted else len(self.record.body) + len(self.record.making)
+        return ROW_BYTES + sum(map(len, texts)) + own
 
     @property
     def chain(self) -> list[Turn]:
