@@ -27,8 +27,9 @@ from gateway.error_answers import INTERNAL, SERVER_NAME, error_response, from_re
 from gateway.errors import ApiError
 from gateway.request_body import check_expectation, is_owed_a_body
 from gateway.request_keys import GATEWAY, REQUEST_ID_HEADER, request_id_of, visitor_of
+from gateway.responses import conversations
 from gateway.responses import handlers as responses
-from gateway.responses.app_keys import RESPONSES
+from gateway.responses.app_keys import RESPONSES, STORE
 from gateway.responses.service import ResponseService
 from gateway.responses.store import StateStore
 from gateway.state import Gateway, GatewaySettings, open_gateway
@@ -44,6 +45,7 @@ def build_app(gateway: Gateway, store: StateStore) -> web.Application:
     """Routes and middleware. Run it with ``running_site``, which sets what they count on."""
     app = web.Application(middlewares=[_surround])
     app[GATEWAY] = gateway
+    app[STORE] = store
     app[RESPONSES] = ResponseService(gateway, store)
     app.on_cleanup.append(_close_responses)
     app.on_response_prepare.append(_add_headers)
@@ -52,6 +54,9 @@ def build_app(gateway: Gateway, store: StateStore) -> web.Application:
         ("/v1/chat/completions", handlers.chat_completions),
         ("/v1/responses", responses.create),
         ("/v1/responses/{id}/cancel", responses.cancel),
+        ("/v1/conversations", conversations.create),
+        ("/v1/conversations/{id}", conversations.update),
+        ("/v1/conversations/{id}/items", conversations.add_items),
         ("/tokenize", handlers.tokenize),
         ("/detokenize", handlers.detokenize),
     ):
@@ -59,6 +64,11 @@ def build_app(gateway: Gateway, store: StateStore) -> web.Application:
     app.router.add_get("/v1/responses/{id}", responses.retrieve)
     app.router.add_delete("/v1/responses/{id}", responses.delete)
     app.router.add_get("/v1/responses/{id}/input_items", responses.input_items)
+    app.router.add_get("/v1/conversations/{id}", conversations.retrieve)
+    app.router.add_delete("/v1/conversations/{id}", conversations.delete)
+    app.router.add_get("/v1/conversations/{id}/items", conversations.list_items)
+    app.router.add_get("/v1/conversations/{id}/items/{item_id}", conversations.retrieve_item)
+    app.router.add_delete("/v1/conversations/{id}/items/{item_id}", conversations.delete_item)
     app.router.add_get("/v1/models", probes.models)
     app.router.add_get("/v1/models/{name:(?s:.+)}", probes.model)
     app.router.add_get("/health", probes.health)

@@ -1,115 +1,38 @@
 """/openapi.json: every path of one server, what it takes, and all that it can answer. OpenAPI 3.1.
 
 Built once, at the start; decides nothing. Bodies are described from the wire structs and the notes on their
-fields, errors from the table in ``errors.py``; what stands here is which path has which.
+fields, errors from the table in ``errors.py``; which path has which stands in ``operations.py``.
 ``tests/gateway/test_openapi.py`` compares the paths with the router's.
 """
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from types import UnionType
 
 from gateway.errors import TABLE, Error, ErrorKind
 from gateway.limits import RATE_LIMIT_HEADERS
-from gateway.openai.chat import ChatWire
-from gateway.openai.chat_answers import ChatAnswer, ChatChunk
-from gateway.openai.completions import Completion, CompletionWire
 from gateway.openai.model import ModelContext
 from gateway.openai.notes import Figure
 from gateway.openai.ranges import MAX_N
-from gateway.openai.schemas import Schema, Struct, component_schemas, ref
-from gateway.openai.tokens import Detokenized, DetokenizeWire, Tokenized, TokenizeWire
-from gateway.probe_answers import Health, Integrity, KvPlaces, ModelCard, ModelList, Version
+from gateway.openai.schemas import Hint, Schema, component_schemas, ref
+from gateway.operations import (
+    ANYWHERE,
+    EVENTS,
+    JSON,
+    OPERATIONS,
+    PATH_PARAMETERS,
+    QUERY_PARAMETERS,
+    Access,
+    Operation,
+)
 
 _OPENAPI = "3.1.1"
-_JSON, _TEXT, _EVENTS = "application/json", "text/plain", "text/event-stream"
 _DESCRIPTION = """\
 An OpenAI-compatible API. Parameters that are not listed are refused by name. A path that does not exist is \
 answered 404, a method that a path does not take 405, each with an error like any other."""
-
-
-class Access(enum.Enum):
-    """Who may call. The value names the security scheme."""
-
-    OPEN = None
-    API_KEY = "apiKey"
-    ADMIN_KEY = "adminKey"
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One method of one path. ``failures`` are its own, beside a wrong key and what can fail anywhere.
-
-    ``answers``: bodies by status, a schema or a struct whose schema it is. ``chunk``: what the events of
-    a streamed answer carry.
-    """
-
-    method: str
-    path: str
-    summary: str
-    answers: Mapping[int, Struct | Schema]
-    access: Access = Access.API_KEY
-    body: Struct | None = None
-    chunk: Struct | None = None
-    media_type: str = _JSON
-    failures: tuple[ErrorKind, ...] = ()
-
-
-_ANYWHERE = (
-    ErrorKind.BAD_HTTP, ErrorKind.HEAD_TIMEOUT, ErrorKind.URL_TOO_LONG, ErrorKind.HEADERS_TOO_LARGE,
-    ErrorKind.EXPECTATION_FAILED, ErrorKind.TOO_MANY_CONNECTIONS, ErrorKind.INTERNAL,
-)  # fmt: skip
-_BODY_ERRORS = (
-    ErrorKind.BAD_REQUEST, ErrorKind.UNSUPPORTED, ErrorKind.CONTEXT_LENGTH, ErrorKind.MODEL_NOT_FOUND,
-    ErrorKind.BODY_TIMEOUT, ErrorKind.BODY_TOO_LARGE, ErrorKind.UNSUPPORTED_MEDIA_TYPE, ErrorKind.BUSY,
-    ErrorKind.REQUEST_LIMIT,
-)  # fmt: skip
-_ENGINE_ERRORS = (ErrorKind.ENGINE_DEAD, ErrorKind.ENGINE_BUSY)
-_GENERATION_ERRORS = (
-    *_BODY_ERRORS, *_ENGINE_ERRORS, ErrorKind.REQUEST_FAILED, ErrorKind.SHUTDOWN, ErrorKind.TOO_SLOW,
-    ErrorKind.TOKEN_LIMIT, ErrorKind.ABOVE_LIMIT,
-)  # fmt: skip
-
-OPERATIONS = (
-    Operation(
-        "post", "/v1/chat/completions", "Answer a chat.",
-        {200: ChatAnswer}, body=ChatWire, chunk=ChatChunk, failures=_GENERATION_ERRORS,
-    ),
-    Operation(
-        "post", "/v1/completions", "Continue prompts.",
-        {200: Completion}, body=CompletionWire, chunk=Completion, failures=_GENERATION_ERRORS,
-    ),
-    Operation("get", "/v1/models", "The models that are served.", {200: ModelList}),
-    Operation(
-        "get", "/v1/models/{name}", "One of them.", {200: ModelCard}, failures=(ErrorKind.MODEL_NOT_FOUND,)
-    ),
-    Operation(
-        "post", "/tokenize", "Token ids of a prompt or of a chat.",
-        {200: Tokenized}, body=TokenizeWire, failures=_BODY_ERRORS,
-    ),
-    Operation(
-        "post", "/detokenize", "The text of token ids.",
-        {200: Detokenized}, body=DetokenizeWire, failures=_BODY_ERRORS,
-    ),
-    Operation(
-        "get", "/health", "Whether the server makes progress.", {200: Health, 503: Health}, Access.OPEN
-    ),
-    Operation(
-        "get", "/metrics", "Figures for Prometheus.", {200: {"type": "string"}}, Access.OPEN, media_type=_TEXT
-    ),
-    Operation("get", "/version", "The version of the server.", {200: Version}, Access.OPEN),
-    Operation("get", "/openapi.json", "This document.", {200: {"type": "object"}}, Access.OPEN),
-    Operation(
-        "get", "/debug/kv", "What the tiers hold, and where each request's blocks are.",
-        {200: KvPlaces}, Access.ADMIN_KEY, failures=_ENGINE_ERRORS,
-    ),
-    Operation(
-        "get", "/debug/integrity", "A recount of all requests and blocks.",
-        {200: Integrity}, Access.ADMIN_KEY, failures=_ENGINE_ERRORS,
-    ),
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +63,12 @@ def document(model: ModelContext, about: About) -> Schema:
         "components": {
             "schemas": _schemas(operations, model),
             "headers": _HEADERS,
-            "parameters": {"requestId": _REQUEST_ID, "modelName": _model_name(model)},
+            "parameters": {
+                "requestId": _REQUEST_ID,
+                "modelName": _model_name(model),
+                **PATH_PARAMETERS,
+                **QUERY_PARAMETERS,
+            },
             "securitySchemes": {
                 access.value: {"type": "http", "scheme": "bearer"}
                 for access in (Access.API_KEY, Access.ADMIN_KEY)
@@ -158,7 +86,7 @@ def _schemas(operations: Iterable[Operation], model: ModelContext) -> Schema:
         Figure.MAX_CHOICES: min(MAX_N, model.max_num_seqs),
     }
     asked = [operation.body for operation in operations if operation.body is not None]
-    answered: list[Struct] = [Error]
+    answered: list[Hint] = [Error]
     for operation in operations:
         answered += [answer for answer in operation.answers.values() if not isinstance(answer, dict)]
         answered += [operation.chunk] if operation.chunk is not None else []
@@ -183,7 +111,7 @@ def _operation(operation: Operation, about: About) -> Schema:
         told["requestBody"] = {
             "description": f"At most {about.max_body_bytes} bytes.",
             "required": True,
-            "content": {_JSON: {"schema": ref(operation.body)}},
+            "content": {JSON: {"schema": ref(operation.body)}},
         }
     if _is_locked(operation.access, about):
         told["security"] = [{operation.access.value: []}]
@@ -197,15 +125,16 @@ def _operation_id(operation: Operation) -> str:
 
 def _parameters(operation: Operation) -> Iterator[str]:
     yield "requestId"
-    if "{name}" in operation.path:
-        yield "modelName"
+    for name in re.findall(r"\{(\w+)\}", operation.path):
+        yield "modelName" if name == "name" else name
+    yield from operation.query
 
 
 def _responses(operation: Operation, about: About) -> Schema:
     headers = ["x-request-id"]
     if about.needs_key and operation.access is Access.API_KEY:
         headers += RATE_LIMIT_HEADERS
-    kinds = [*operation.failures, *_ANYWHERE]
+    kinds = [*operation.failures, *ANYWHERE]
     if _is_locked(operation.access, about):
         kinds.append(ErrorKind.UNAUTHORIZED)
     failures: dict[int, list[ErrorKind]] = {}
@@ -226,9 +155,9 @@ def _response(operation: Operation, status: int, kinds: list[ErrorKind], headers
         meanings.insert(0, "success" if status < 400 else "no success, for the reason given")
         schemas.insert(0, answer if isinstance(answer, dict) else ref(answer))
         if operation.chunk is not None:
-            content[_EVENTS] = {"schema": _event(operation.chunk)}
+            content[EVENTS] = {"schema": _event(operation.chunk)}
             headers = [*headers, "x-tidegate-max-tokens-clamped"]
-    media_type = _JSON if answer is None else operation.media_type
+    media_type = JSON if answer is None else operation.media_type
     content[media_type] = {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}
     return {
         "description": f"{', '.join(meanings).capitalize()}.",
@@ -247,11 +176,19 @@ def _failure(kinds: list[ErrorKind]) -> Schema:
     return {"allOf": [ref(Error), {"properties": {"error": {"properties": narrowed}}}]}
 
 
-def _event(chunk: Struct) -> Schema:
-    """One event of a stream, as its fields: chunks, perhaps an error, and the end mark."""
+def _event(chunk: Hint) -> Schema:
+    """One event of a stream, as its fields: chunks, perhaps an error, and the end mark; or typed events."""
+    if isinstance(chunk, UnionType):
+        typed = {"type": "string", "contentMediaType": JSON, "contentSchema": ref(chunk)}
+        return {
+            "description": "With 'stream': true. The last one says how it ended.",
+            "type": "object",
+            "properties": {"event": {"type": "string"}, "data": typed},
+            "required": ["event", "data"],
+        }
     payload = {
         "type": "string",
-        "contentMediaType": _JSON,
+        "contentMediaType": JSON,
         "contentSchema": {"anyOf": [ref(chunk), ref(Error)]},
     }
     return {

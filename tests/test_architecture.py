@@ -45,6 +45,7 @@ DECIDERS = (
     "tiering.policies.registry", "gateway.protocol.sse",
     "gateway.detokenizer", "gateway.stop_matcher", "gateway.answer", "gateway.mailbox", "gateway.errors",
     "gateway.cors", "gateway.connection_limits", "gateway.responses.records",
+    "gateway.openai.responses.conversations",
     "gateway.openai.wire", "gateway.openai.choices", "gateway.openai.ranges",
     "gateway.openai.harmless", "gateway.openai.prompts", "gateway.openai.service", "gateway.openai.model",
     "gateway.openai.sampling",

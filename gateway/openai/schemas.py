@@ -7,6 +7,7 @@ answered: every field is there unless its type says that it can be left out, and
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import UnionType
 from typing import Any, get_args
 
 import msgspec
@@ -17,26 +18,32 @@ from gateway.openai.wire import NEUTRAL
 
 Schema = dict[str, Any]
 Struct = type[msgspec.Struct]
+Hint = Struct | UnionType
+"""One struct, or several of which it is one."""
 Figures = Mapping[Figure, Any]
 _REF = "#/components/schemas/"
 _FIGURES = frozenset(Figure)
 
 
-def ref(struct: Struct) -> Schema:
-    """Refers to a struct's schema among the document's components."""
-    return {"$ref": f"{_REF}{struct.__name__}"}
+def ref(hint: Hint) -> Schema:
+    """Refers to a struct's schema among the document's components, or to those of several."""
+    if isinstance(hint, UnionType):
+        return {"anyOf": [ref(struct) for struct in get_args(hint)]}
+    return {"$ref": f"{_REF}{hint.__name__}"}
 
 
-def component_schemas(asked: Iterable[Struct], answered: Iterable[Struct], figures: Figures) -> Schema:
-    """By name, the schemas of the structs that are asked with and answered with, and of all inside them."""
+def component_schemas(asked: Iterable[Struct], answered: Iterable[Hint], figures: Figures) -> Schema:
+    """By name, the schemas of the structs that are asked with and answered with, and of all inside them.
+
+    What is in both is told as it may be asked, which what is answered keeps to.
+    """
     bodies = set(asked)
     requests, answers = structs_in(bodies), structs_in(answered)
-    assert not requests & answers, requests & answers
     structs = sorted(requests | answers, key=lambda struct: struct.__name__)
     _, schemas = msgspec.json.schema_components(structs, ref_template=_REF + "{name}")
     assert len(schemas) == len(structs), "two structs have the same name"
     for struct in structs:
-        if struct in answers:
+        if struct not in requests:
             _finish_answer(schemas[struct.__name__], struct)
             continue
         _finish_request(schemas[struct.__name__], struct)
@@ -46,7 +53,7 @@ def component_schemas(asked: Iterable[Struct], answered: Iterable[Struct], figur
     return found
 
 
-def structs_in(roots: Iterable[Struct]) -> set[Struct]:
+def structs_in(roots: Iterable[Hint]) -> set[Struct]:
     """These structs and all that their fields refer to."""
     found: set[Struct] = set()
     todo: list[Any] = list(roots)
@@ -92,7 +99,9 @@ def _without_null(schema: Schema) -> Schema:
 
 
 def _finish_answer(schema: Schema, struct: Struct) -> None:
-    schema["required"] = [name for name, hint in hints_of(struct).items() if UnsetType not in get_args(hint)]
+    tag = struct.__struct_config__.tag_field
+    named = [name for name, hint in hints_of(struct).items() if UnsetType not in get_args(hint)]
+    schema["required"] = named if tag is None else [tag, *named]
     schema["additionalProperties"] = False
     for field in schema["properties"].values():
         field.pop("default", None)

@@ -66,8 +66,8 @@ def as_record(
         status=response.status,
         created_at=response.created_at,
         body=encode_response(response),
-        inputs=_kept(request.items),
-        outputs=_kept(response.output),
+        inputs=kept(request.items),
+        outputs=kept(response.output),
         making=msgspec.msgpack.encode(making),
     )
 
@@ -118,7 +118,8 @@ def keeping() -> Iterator[None]:
         ) from None
 
 
-def _kept(items: Sequence[Item]) -> tuple[ItemRecord, ...]:
+def kept(items: Sequence[Item]) -> tuple[ItemRecord, ...]:
+    """Items as they are kept."""
     return tuple(ItemRecord(item.id, _ENCODER.encode(item)) for item in items)
 
 

@@ -200,6 +200,11 @@ class Ledger:
                 return None
             return conversations.up_to(self._database, conversations.end_of(self._database, number))
 
+    def last_turn(self, tenant: str, conversation_id: str) -> ResponseRecord | None:
+        with self._transaction():
+            number = conversations.find(self._database, tenant, conversation_id)
+            return None if number is None else responses.last_of(self._database, tenant, number)
+
     def item(self, tenant: str, conversation_id: str, item_id: str) -> ItemRecord | None:
         with self._transaction() as now:
             number = conversations.use(self._database, tenant, conversation_id, now)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 from aiohttp import web
 
 from gateway.errors import ApiError, ErrorKind, bad_request
+from gateway.openai.responses.items import Item
 from gateway.openai.responses.shape import ItemList
 from gateway.responses.records import ItemRecord
 
 MAX_PAGE = 100
-_DEFAULT_PAGE = 20
+DEFAULT_PAGE = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +23,13 @@ class PageQuery:
     """``after``: the id of the last item of the page before."""
 
     after: str | None = None
-    limit: int = _DEFAULT_PAGE
+    limit: int = DEFAULT_PAGE
     order: Literal["asc", "desc"] = "desc"
 
 
 def page_query(http: web.Request) -> PageQuery:
     """Raises ApiError naming the first bad parameter."""
-    limit, order = http.query.get("limit", str(_DEFAULT_PAGE)), http.query.get("order", "desc")
+    limit, order = http.query.get("limit", str(DEFAULT_PAGE)), http.query.get("order", "desc")
     if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= MAX_PAGE):
         raise bad_request("limit", f"'limit' must be at least 1 and at most {MAX_PAGE}.")
     if order not in ("asc", "desc"):
@@ -51,7 +52,7 @@ def page_of(items: Sequence[ItemRecord], query: PageQuery) -> ItemList:
 
 def item_list(page: Sequence[ItemRecord], *, has_more: bool) -> ItemList:
     return ItemList(
-        data=[msgspec.Raw(item.body) for item in page],
+        data=cast(list[Item], [msgspec.Raw(item.body) for item in page]),
         first_id=page[0].id if page else None,
         last_id=page[-1].id if page else None,
         has_more=has_more,

@@ -21,6 +21,10 @@ _COLUMNS = """
     r.status, r.created_at, r.body, r.inputs, r.outputs, r.making
 """
 _ONE = f"SELECT {_COLUMNS} FROM responses r WHERE r.tenant = ? AND r.id = ? AND NOT r.is_deleted"
+_LAST_OF = (
+    f"SELECT {_COLUMNS} FROM responses r WHERE r.tenant = ? AND r.conversation = ? AND NOT r.is_deleted"
+    " ORDER BY r.number DESC LIMIT 1"
+)
 _LEFT_RUNNING = f"SELECT {_COLUMNS} FROM responses r WHERE r.status IN (?, ?) AND NOT r.is_deleted"
 _CHAIN = """
 WITH RECURSIVE chain (number, previous, depth) AS (
@@ -112,6 +116,12 @@ def _insert(
 
 def get(database: sqlite3.Connection, tenant: str, response_id: str) -> ResponseRecord | None:
     row = database.execute(_ONE, (tenant, response_id)).fetchone()
+    return None if row is None else _record(row)
+
+
+def last_of(database: sqlite3.Connection, tenant: str, conversation: int) -> ResponseRecord | None:
+    """The newest response whose turn is part of a conversation."""
+    row = database.execute(_LAST_OF, (tenant, conversation)).fetchone()
     return None if row is None else _record(row)
 
 

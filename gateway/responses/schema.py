@@ -48,6 +48,7 @@ CREATE TABLE responses (
     UNIQUE (tenant, id)
 );
 CREATE INDEX idle_responses ON responses (tenant, used_at, number) WHERE holds = 0;
+CREATE INDEX turns ON responses (conversation, number) WHERE conversation IS NOT NULL;
 CREATE INDEX old_responses ON responses (used_at) WHERE holds = 0;
 
 CREATE TABLE conversations (

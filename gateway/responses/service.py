@@ -19,7 +19,7 @@ from gateway.openai.responses.endpoint import ResponseRequest, ResponsesEndpoint
 from gateway.openai.responses.items import new_id
 from gateway.openai.responses.shape import DELIVERED, ResponseObject, encode_response
 from gateway.openai.responses.wire import ResponseWire
-from gateway.responses.keeping import decoded, keeping, purge_of
+from gateway.responses.keeping import Purge, decoded, keeping, purge_of
 from gateway.responses.records import ItemRecord, ResponseRecord
 from gateway.responses.run import ResponseRun, RunPolicy, Turn
 from gateway.responses.store import StateStore
@@ -103,6 +103,16 @@ class ResponseService:
         if await self._store.delete_response(owner, response_id) is None:
             raise _not_found()
         await self._purge(visitor, record, history or ())
+
+    async def forget_conversation(self, visitor: Visitor, conversation_id: str) -> None:
+        """Forget the KV of all that was said in a conversation, while it still has what is to be deleted."""
+        owner = visitor.tenant.owner
+        record = await self._store.last_turn(owner, conversation_id)
+        history = None if record is None else await self._store.history(owner, record.id)
+        if record is not None and history is not None:
+            purge = await self._purge_of(visitor, record, history)
+            if purge is not None:
+                self._gateway.engine.forget_kv(purge.token_ids, 0, visitor.tenant.cache_salt)
 
     async def input_items(self, visitor: Visitor, response_id: str) -> Sequence[ItemRecord]:
         """All that the model was given for a response, oldest first. Raises ApiError (404)."""
@@ -230,11 +240,16 @@ class ResponseService:
 
     async def _purge(self, visitor: Visitor, record: ResponseRecord, history: Sequence[ItemRecord]) -> None:
         """Of a response that was deleted; what others say with the same words is computed again."""
-        purge = await self._gateway.offload.run(
-            purge_of, record, history, self._endpoint, owner=visitor.holder.name
-        )
+        purge = await self._purge_of(visitor, record, history)
         if purge is not None:
             self._gateway.engine.forget_kv(purge.token_ids, purge.from_token, visitor.tenant.cache_salt)
+
+    async def _purge_of(
+        self, visitor: Visitor, record: ResponseRecord, history: Sequence[ItemRecord]
+    ) -> Purge | None:
+        return await self._gateway.offload.run(
+            purge_of, record, history, self._endpoint, owner=visitor.holder.name
+        )
 
     async def _offload(self, visitor: Visitor, work: Callable[..., T], *args: object) -> T:
         try:

@@ -142,6 +142,10 @@ class StateStore:
         """All its items, oldest first: what the next turn goes on from."""
         return await self._run(self._ledger.conversation_history, tenant, conversation_id)
 
+    async def last_turn(self, tenant: str, conversation_id: str) -> ResponseRecord | None:
+        """The newest response of a conversation, running or ended; None if it has none, or is unknown."""
+        return await self._run(self._ledger.last_turn, tenant, conversation_id)
+
     async def item(self, tenant: str, conversation_id: str, item_id: str) -> ItemRecord | None:
         return await self._run(self._ledger.item, tenant, conversation_id, item_id)
 

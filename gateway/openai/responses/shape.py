@@ -5,12 +5,12 @@ Pure. Fields that a client did not set are told as they took effect.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from gateway.openai.notes import one_of
-from gateway.openai.responses.items import OutputItem
+from gateway.openai.responses.items import Item, OutputItem
 from gateway.openai.responses.wire import (
     ChosenTool,
     ConversationRef,
@@ -111,7 +111,7 @@ class DeletedResponse(msgspec.Struct):
 class ItemList(msgspec.Struct):
     """A page of items."""
 
-    data: list[Any]
+    data: list[Item]
     first_id: str | None
     last_id: str | None
     has_more: bool
