@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 Answer = IntegrityReport | KvReport | SessionsReport
 
 _CLOSE_TIMEOUT_S = 10
-_LAST_WORDS_TIMEOUT_S = 2
+_LAST_WORDS_TIMEOUT_S = 0.5  # streams wait for them
 
 
 class EngineDeadError(RuntimeError):
@@ -60,10 +60,14 @@ class EngineBusyError(RuntimeError):
 
 
 class EngineHealth(enum.Enum):
-    """``STALLED``: requests are pending and no step has ended for longer than the stall timeout."""
+    """``STALLED``: requests are pending and no step has ended for longer than the stall timeout.
+
+    ``RESTARTING``: it died, and another is started in its place.
+    """
 
     OK = "ok"
     STALLED = "stalled"
+    RESTARTING = "restarting"
     DEAD = "dead"
 
 
@@ -82,13 +86,15 @@ class StepListener(Protocol):
 
 
 class Engine(Protocol):
-    """What the gateway needs of an engine. ``EngineClient`` is the real one; tests script another.
+    """What the gateway needs of an engine. ``SupervisedEngine`` is the real one; tests script another.
 
     All methods run on the event loop; those that are not coroutines return at once. ``fork`` has a sink for
     each branch, by its request id. After ``abort`` the sink gets nothing more; with an index, little more of
     that sequence. ``abort``, ``pause`` and ``resume`` of an unknown id do nothing. ``submit`` and ``fork``
     raise EngineDeadError if the engine is gone, and EngineBusyError if it is so far behind that nothing more
-    should be sent. ``forget_kv`` raises EngineDeadError too: what is on disk is not forgotten then.
+    should be sent. ``forget_kv`` raises EngineDeadError too: what is on disk is not forgotten then. When the
+    engine is gone ``restart_in_s`` is how long it may take until another takes its place, None if none will;
+    ``stats`` are then its last.
     """
 
     @property
@@ -96,6 +102,12 @@ class Engine(Protocol):
 
     @property
     def stats(self) -> EngineStats: ...
+
+    @property
+    def num_restarts(self) -> int: ...
+
+    @property
+    def restart_in_s(self) -> float | None: ...
 
     def submit(self, request: AddRequest, sink: DeltaSink) -> None: ...
 
@@ -136,6 +148,9 @@ class EngineStartError(RuntimeError):
 
 class EngineClient:
     """An engine in a process of its own. Implements ``Engine``; all methods run on the event loop."""
+
+    num_restarts = 0
+    restart_in_s = None
 
     def __init__(self, *, stall_timeout_s: float, on_progress: Callable[[LoadProgress], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -184,10 +199,7 @@ class EngineClient:
     async def _launch(self, config: EngineConfig, module: str) -> None:
         ours, theirs = socket.socketpair()
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", module, str(theirs.fileno()),
-                pass_fds=(theirs.fileno(),), stdin=asyncio.subprocess.DEVNULL,
-            )  # fmt: skip
+            await self._spawn(module, theirs.fileno())
             await self._loop.create_connection(lambda: self._link, sock=ours)
         except BaseException:
             ours.close()
@@ -195,6 +207,19 @@ class EngineClient:
         finally:
             theirs.close()
         self._send(Configure(config))
+
+    async def _spawn(self, module: str, descriptor: int) -> None:
+        """Cancelled half-way it still knows its process, for ``close`` to end."""
+        spawning = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", module, str(descriptor),
+                pass_fds=(descriptor,), stdin=asyncio.subprocess.DEVNULL,
+            )
+        )  # fmt: skip
+        try:
+            await asyncio.shield(spawning)
+        finally:
+            self._process = await spawning
 
     @property
     def info(self) -> EngineInfo:
@@ -394,6 +419,7 @@ class EngineClient:
         self._fail_start(f"the engine process ended while loading ({reason})", is_user_error=False)
         self._dead.set_result(reason)
         sinks, self._sinks = self._sinks, {}
+        self._stats = self._stats.of_the_dead()
         self._paused.clear()
         self._note_pending()
         if not self._closing or sinks:

@@ -341,8 +341,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     ``kv_bytes`` is what the device pool takes; ``host_*`` and ``disk_*`` are of the other tiers, 0 for one
     that is off; ``disk_blocks_found`` were on disk already; ``policies`` are eviction, write and restore.
     ``memory_*_bytes`` are of the memory that the device pool is in, before loading, within the control
-    group's limit; ``notes`` are sentences that ``tidegate doctor`` and the start-up log show (fallbacks
-    chosen, settings without effect).
+    group's limit; ``fingerprint`` changes with the weights, the model's shape and the way of computing;
+    ``notes`` are sentences that ``tidegate doctor`` and the start-up log show (fallbacks chosen, settings
+    without effect).
     """
 
     model_name: str
@@ -366,6 +367,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_token: str | None
     stop_token_ids: tuple[int, ...]
     sampling_defaults: SamplingDefaults = SamplingDefaults()
+    fingerprint: bytes = b""
     notes: tuple[str, ...] = ()
     host_blocks: int = 0
     host_kv_bytes: int = 0

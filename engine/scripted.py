@@ -126,6 +126,9 @@ class ScriptedEngine:
     ``sessions`` is what is told of sessions that somebody gave cells; the others show the prompts of theirs.
     """
 
+    num_restarts = 0
+    restart_in_s = None
+
     def __init__(
         self,
         info: EngineInfo,
@@ -162,8 +165,7 @@ class ScriptedEngine:
         return self._stats
 
     def submit(self, request: AddRequest, sink: DeltaSink) -> None:
-        if self._death.done():
-            raise EngineDeadError(self._death.result())
+        self._check_alive()
         assert request.request_id not in self.request_ids, "request ids are unique"
         self.record.submitted.append(request)
         running = _Running(request, sink, self.scripts(request))
@@ -207,8 +209,7 @@ class ScriptedEngine:
         self._work.set()
 
     def forget_kv(self, token_ids: Sequence[int], from_token: int, cache_salt: bytes) -> None:
-        if self._death.done():
-            raise EngineDeadError(self._death.result())
+        self._check_alive()
         forgotten = ForgetKv(token_ids=tuple(token_ids), from_token=from_token, cache_salt=cache_salt)
         self.record.forgotten.append(forgotten)
 
@@ -218,9 +219,11 @@ class ScriptedEngine:
         return EngineHealth.OK if self._thaw.is_set() else EngineHealth.STALLED
 
     async def check_integrity(self) -> IntegrityReport:
+        self._check_alive()
         return IntegrityReport(check_id=0, problems=(), stats=self._stats)
 
     async def describe_kv(self, limit: int) -> KvReport:
+        self._check_alive()
         sequences = tuple(
             SequenceKv(
                 request_id=request_id,
@@ -240,6 +243,7 @@ class ScriptedEngine:
         return KvReport(0, len(self.request_ids), sequences[:limit], self._stats, costs)
 
     async def describe_sessions(self, sessions: Sequence[str]) -> SessionsReport:
+        self._check_alive()
         return SessionsReport(0, tuple(self.sessions.get(name) or self._session(name) for name in sessions))
 
     def _session(self, name: str) -> SessionKv:
@@ -258,6 +262,10 @@ class ScriptedEngine:
     async def close(self) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+
+    def _check_alive(self) -> None:
+        if self._death.done():
+            raise EngineDeadError(self._death.result())
 
     # ---- what tests do to it ----
 
@@ -283,6 +291,7 @@ class ScriptedEngine:
         lost = [*self._waiting.values(), *self._running.values()]
         self._waiting.clear()
         self._running.clear()
+        self._stats = self._stats.of_the_dead()
         for running in lost:
             running.sink.fail(EngineDeadError(reason))
         self._task.cancel()

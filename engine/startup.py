@@ -93,6 +93,7 @@ def _describe(config: EngineConfig, loaded: LoadedRunner, kv: KvTiers) -> Engine
         disk_blocks=kv.disk_blocks,
         disk_kv_bytes=kv.disk_kv_bytes,
         disk_blocks_found=kv.disk_blocks_found,
+        fingerprint=loaded.fingerprint,
         deterministic=config.deterministic,
         policies=(config.eviction, config.write_policy, config.restore),
         notes=(*loaded.info.notes, *kv.notes),

@@ -74,6 +74,12 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     transfers: dict[str, TransferStats] = {}
     preemptions: dict[str, int] = {}
 
+    def of_the_dead(self) -> EngineStats:
+        """What an engine leaves: nothing runs in it or waits, and all else is as it was."""
+        return msgspec.structs.replace(
+            self, num_running=0, num_waiting=0, num_swapped=0, num_restoring=0, num_paused=0
+        )
+
     @property
     def preemptions_total(self) -> int:
         return sum(self.preemptions.values())

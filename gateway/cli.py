@@ -18,7 +18,7 @@ from gateway.connection_limits import ConnectionLimits
 from gateway.cors import parse_origin
 from gateway.doctor import run_doctor
 from gateway.keys_command import keys_command
-from gateway.lifecycle import EXIT_USER_ERROR, run_server
+from gateway.lifecycle import DEFAULT_ENGINE_RESTARTS, EXIT_USER_ERROR, run_server
 from gateway.options import (
     SHARE,
     FiniteFloat,
@@ -150,6 +150,13 @@ def main() -> None:
     help="Seconds without a step, while work is pending, after which /health answers 503.",
 )
 @click.option(
+    "--engine-restarts",
+    type=click.IntRange(min=0),
+    default=DEFAULT_ENGINE_RESTARTS,
+    show_default=True,
+    help="Deaths of the engine within 10 minutes after which another is started; one more ends the server.",
+)
+@click.option(
     "--tool-call-parser",
     default=_DEFAULTS.tool_call_parser,
     show_default=True,
@@ -199,7 +206,12 @@ def serve_command(**options: Any) -> None:
         reasoning_parser=options["reasoning_parser"],
         state=state,
     )
-    outcome = run_server(config, settings, stall_timeout_s=options["stall_timeout"])
+    outcome = run_server(
+        config,
+        settings,
+        stall_timeout_s=options["stall_timeout"],
+        engine_restarts=options["engine_restarts"],
+    )
     if outcome.message is not None:
         click.echo(f"tidegate: {outcome.message}", err=True)
     sys.exit(outcome.status)

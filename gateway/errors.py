@@ -178,9 +178,14 @@ def shutting_down() -> ApiError:
     return ApiError(ErrorKind.SHUTDOWN, "The server is shutting down.", retry_after_s=10)
 
 
+def no_engine(restart_in_s: float | None) -> ApiError:
+    """503 for what comes after the engine died; ``restart_in_s`` is None if no other takes its place."""
+    message = "The engine stopped working" + ("." if restart_in_s is None else "; another is being started.")
+    return ApiError(ErrorKind.ENGINE_DEAD, message, retry_after_s=restart_in_s)
+
+
 def from_failure(failure: StreamFailure, param: str | None = None) -> ApiError:
     """The same failure as an HTTP status or as an in-band error; ``param`` is the field at fault, if any."""
-    may_retry = failure.kind in (FailureKind.SHUTDOWN, FailureKind.ENGINE_BUSY)
     return ApiError(
-        _FAILURES[failure.kind], failure.message, param=param, retry_after_s=10 if may_retry else None
+        _FAILURES[failure.kind], failure.message, param=param, retry_after_s=failure.retry_after_s
     )

@@ -22,7 +22,7 @@ from msgspec import UNSET
 
 from engine.messages import FinishReason, PromptLogprobs
 from gateway.answer import Piece
-from gateway.errors import ApiError, ErrorKind, from_failure, shutting_down
+from gateway.errors import ApiError, ErrorKind, from_failure
 from gateway.generation import ChoicePiece, Generation
 from gateway.mailbox import FailureKind, StreamFailedError
 from gateway.metrics import RequestRecord
@@ -89,8 +89,7 @@ async def _generate(http: web.Request, endpoint: Endpoint) -> web.StreamResponse
     gateway = http.app[GATEWAY]
     with gateway.metrics.request() as record:
         try:
-            if gateway.draining:
-                raise shutting_down()
+            gateway.check_open()
             async with AsyncExitStack() as scope:
                 request = await _take_in(http, gateway, endpoint, scope)
                 return await _Answering(http, gateway, endpoint, request, record).run()
@@ -112,8 +111,7 @@ async def _take_in(
     """
     visitor = known_visitor(http)
     async with gateway.bodies.read(http, visitor.holder) as body:
-        if gateway.draining:
-            raise shutting_down()
+        gateway.check_open()
         scope.enter_context(gateway.admission.permit(visitor.holder))
         scope.enter_context(visitor.entered())
         request = await _offload(gateway, visitor.holder, endpoint.parse, body)

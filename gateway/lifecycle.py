@@ -1,8 +1,9 @@
-"""The life of one server: start the engine, serve, drain on a signal or when the engine dies.
+"""The life of one server: start the engine, serve, drain on a signal or when the engine is gone for good.
 
-Runs on: the main thread, on uvloop. Exit status: 0 after a drain, 1 if the engine died or could not
-start through a fault of ours, 2 if a setting or path is wrong, 128 plus the signal's number if told to
-stop while loading, or twice.
+Runs on: the main thread, on uvloop. While an engine that died is started again (``engine/supervisor.py``) the
+server goes on. Exit status: 0 after a drain, 1 if the engine died too often, or could not start through a
+fault of ours, 2 if a setting or path is wrong, 128 plus the signal's number if told to stop while loading, or
+twice.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import uvloop
 from rich.console import Console
@@ -24,6 +26,8 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 from engine.client import EngineClient, EngineStartError
 from engine.config import ConfigError, EngineConfig
 from engine.messages import EngineInfo, LoadProgress
+from engine.restarts import RestartPlan
+from engine.supervisor import StartEngine, SupervisedEngine
 from gateway.app import serve
 from gateway.detokenizer import UnsupportedTokenizerError
 from gateway.listeners import base_url, bound_listeners
@@ -36,6 +40,7 @@ from gateway.tools.registry import ToolParserError, check_parser
 
 log = logging.getLogger("tidegate.gateway")
 
+DEFAULT_ENGINE_RESTARTS = 5
 EXIT_FAULT, EXIT_USER_ERROR, EXIT_SIGNALLED = 1, 2, 128
 _OTHER_FILES = 64  # that a server has open besides its clients' connections
 _ONE_STOP_S = 1.0  # signals this close together are one: make and a supervisor may both pass theirs on
@@ -49,8 +54,10 @@ class Outcome:
     message: str | None = None
 
 
-def run_server(config: EngineConfig, settings: GatewaySettings, *, stall_timeout_s: float) -> Outcome:
-    """Serve until a signal or the engine's death; blocks."""
+def run_server(
+    config: EngineConfig, settings: GatewaySettings, *, stall_timeout_s: float, engine_restarts: int
+) -> Outcome:
+    """Serve until a signal, or until the engine has died more than ``engine_restarts`` times; blocks."""
     settings = _within_open_files(settings, _raise_open_file_limit())
     try:
         check_parser(settings.tool_call_parser)
@@ -60,8 +67,9 @@ def run_server(config: EngineConfig, settings: GatewaySettings, *, stall_timeout
             bound_listeners(settings.host, settings.port, settings.send_buffer_bytes) as listeners,
             StateStore.open(settings.state) as store,
         ):
-            server = _Server(config, settings, tenants, listeners, tls, store, stall_timeout_s)
-            return uvloop.run(server.run())
+            start = partial(EngineClient.start, config, stall_timeout_s=stall_timeout_s)
+            plan = RestartPlan(engine_restarts)
+            return uvloop.run(_Server(start, plan, settings, tenants, listeners, tls, store).run())
     except (ConfigError, UnsupportedTokenizerError, ToolParserError, ReasoningParserError) as error:
         return Outcome(EXIT_USER_ERROR, str(error))
     except EngineStartError as error:
@@ -76,15 +84,16 @@ class _Server:
 
     def __init__(
         self,
-        config: EngineConfig,
+        start_engine: StartEngine,
+        plan: RestartPlan,
         settings: GatewaySettings,
         tenants: TenantRegister,
         listeners: Sequence[socket.socket],
         tls: ServerTls | None,
         store: StateStore,
-        stall_timeout_s: float,
     ) -> None:
-        self._config = config
+        self._start_engine = start_engine
+        self._plan = plan
         self._settings = settings
         self._tenants = tenants
         self._listeners = listeners
@@ -95,7 +104,6 @@ class _Server:
             self._reloads.append(tenants.reload)
         if tls is not None:
             self._reloads.append(tls.reload)
-        self._stall_timeout_s = stall_timeout_s
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self._work: asyncio.Task[Outcome] | None = None
@@ -143,9 +151,7 @@ class _Server:
 
     async def _load_and_serve(self) -> Outcome:
         with _loading_display() as on_progress:
-            engine = await EngineClient.start(
-                self._config, stall_timeout_s=self._stall_timeout_s, on_progress=on_progress
-            )
+            engine = await SupervisedEngine.start(self._start_engine, self._plan, on_progress)
         self._is_loading = False
         watch = asyncio.create_task(self._stop_on_death(engine), name="tidegate-stop-on-death")
         try:
@@ -168,10 +174,11 @@ class _Server:
             await asyncio.gather(watch, return_exceptions=True)
             await engine.close()
 
-    async def _stop_on_death(self, engine: EngineClient) -> str:
-        reason = await engine.wait_dead()
-        self._stop.set()
-        return reason
+    async def _stop_on_death(self, engine: SupervisedEngine) -> str:
+        try:
+            return await engine.wait_dead()
+        finally:
+            self._stop.set()
 
     def _announce(self, info: EngineInfo) -> None:
         for note in info.notes:

@@ -33,11 +33,12 @@ class FailureKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class StreamFailure:
-    """``message`` is for the client, ``detail`` for the log only."""
+    """``message`` is for the client, with when to come back if that helps; ``detail`` for the log only."""
 
     kind: FailureKind
     message: str
     detail: str = ""
+    retry_after_s: float | None = None
 
 
 class StreamFailedError(Exception):
@@ -51,8 +52,10 @@ class StreamFailedError(Exception):
 TOO_SLOW = StreamFailure(
     FailureKind.TOO_SLOW, "The client read too slowly; the answer was given up after waiting for it."
 )
-SHUTDOWN = StreamFailure(FailureKind.SHUTDOWN, "server shutting down")
-ENGINE_BUSY = StreamFailure(FailureKind.ENGINE_BUSY, "The engine is far behind; try again later.")
+SHUTDOWN = StreamFailure(FailureKind.SHUTDOWN, "server shutting down", retry_after_s=10)
+ENGINE_BUSY = StreamFailure(
+    FailureKind.ENGINE_BUSY, "The engine is far behind; try again later.", retry_after_s=10
+)
 ENGINE_DEAD_MESSAGE = "The engine stopped working; everything it was generating is lost."
 REQUEST_FAILED_MESSAGE = "The engine could not finish this request."
 

@@ -121,13 +121,18 @@ class Metrics:
 
 
 class _EngineCollector(Collector):
-    """The engine's own numbers, as of its last step."""
+    """The engine's own numbers, as of its last step. With another engine the totals begin anew."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def collect(self) -> Iterable[Metric]:
         stats = self._engine.stats
+        yield _total(
+            "tidegate_engine_restarts",
+            "Times that the engine died and another took its place.",
+            self._engine.num_restarts,
+        )
         yield _gauge("tidegate_requests_running", "Requests in the batch.", stats.num_running)
         yield _gauge("tidegate_requests_waiting", "Requests that wait for a place.", stats.num_waiting)
         yield _gauge("tidegate_requests_swapped", "Requests with their KV in host slots.", stats.num_swapped)

@@ -10,7 +10,7 @@ from engine.stats import KvCosts, SequenceKv
 from gateway.openai.chat import Capabilities
 from gateway.openai.notes import one_of
 
-CONDITIONS = ("ok", "draining", "stalled", "dead")
+CONDITIONS = ("ok", "draining", "stalled", "restarting", "dead")
 
 
 class ModelCard(msgspec.Struct, kw_only=True):

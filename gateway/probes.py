@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
-from engine.client import EngineDeadError
+from engine.client import Engine, EngineDeadError
 from engine.stats import EngineStats
-from gateway.errors import ApiError, ErrorKind
-from gateway.mailbox import ENGINE_DEAD_MESSAGE
+from gateway.errors import ApiError, ErrorKind, no_engine
 from gateway.metrics import CONTENT_TYPE
 from gateway.probe_answers import Health, Integrity, KvPlaces, ModelCard, ModelList, Version
 from gateway.request_keys import GATEWAY
@@ -60,13 +59,15 @@ async def metrics(request: web.Request) -> web.Response:
 
 async def integrity(request: web.Request) -> web.Response:
     """The engine's recount of every block, on demand."""
-    report = await _answer(request.app[GATEWAY].engine.check_integrity())
+    engine = request.app[GATEWAY].engine
+    report = await _answer(engine, engine.check_integrity())
     return json_response(Integrity(problems=report.problems, stats=_readable(report.stats)))
 
 
 async def kv(request: web.Request) -> web.Response:
     """What the tiers hold, and for each request where its blocks are."""
-    report = await _answer(request.app[GATEWAY].engine.describe_kv(_MAX_SEQUENCES))
+    engine = request.app[GATEWAY].engine
+    report = await _answer(engine, engine.describe_kv(_MAX_SEQUENCES))
     stats = _readable(report.stats)
     return json_response(
         KvPlaces(
@@ -79,14 +80,14 @@ async def kv(request: web.Request) -> web.Response:
     )
 
 
-async def _answer(question: Awaitable[Answer]) -> Answer:
+async def _answer(engine: Engine, question: Awaitable[Answer]) -> Answer:
     try:
         async with asyncio.timeout(_ENGINE_TIMEOUT_S):
             return await question
     except TimeoutError:
         raise ApiError(ErrorKind.ENGINE_BUSY, "The engine does not answer.", retry_after_s=10) from None
     except EngineDeadError:
-        raise ApiError(ErrorKind.ENGINE_DEAD, ENGINE_DEAD_MESSAGE) from None
+        raise no_engine(engine.restart_in_s) from None
 
 
 def _readable(stats: EngineStats) -> dict[str, Any]:

@@ -20,8 +20,12 @@ class ServiceRate:
         self._seconds = 0.0
 
     def note_step(self, total_tokens: int, seconds: float) -> None:
-        """A step took so long; the engine has served ``total_tokens`` since it started."""
-        served, self._total = total_tokens - self._total, total_tokens
+        """A step took so long; the engine has served ``total_tokens`` since it started.
+
+        Fewer than before are those of another engine, which took its place.
+        """
+        before, self._total = self._total, total_tokens
+        served = total_tokens - before if total_tokens >= before else total_tokens
         fade = 0.5 ** (seconds / _HALF_LIFE_S)
         self._tokens = self._tokens * fade + served
         self._seconds = self._seconds * fade + seconds

@@ -24,6 +24,7 @@ from gateway.admission import Admission
 from gateway.chat_template import ChatTemplate, TemplateRenderError
 from gateway.connection_limits import ConnectionLimits, OpenConnections
 from gateway.cors import CorsPolicy
+from gateway.errors import no_engine, shutting_down
 from gateway.mailbox import SHUTDOWN, StreamFailure, StreamLimits
 from gateway.metrics import Metrics
 from gateway.offload import Offload
@@ -191,13 +192,20 @@ class Gateway:
 
     @property
     def condition(self) -> str:
-        """One word for ``/health``: ok, draining, stalled or dead."""
+        """One word for ``/health``: ok, draining, stalled, restarting or dead."""
         health = self.engine.health()
         return "draining" if self.draining and health is EngineHealth.OK else health.value
 
     def kv_quota(self, tenant: Tenant) -> float:
         """Share of each tier's blocks that a tenant may keep."""
         return self.settings.kv_quota if tenant.kv_quota is None else tenant.kv_quota
+
+    def check_open(self) -> None:
+        """Raises ApiError if nothing new is taken in: the server is stopping, or there is no engine."""
+        if self.draining:
+            raise shutting_down()
+        if self.engine.health() in (EngineHealth.RESTARTING, EngineHealth.DEAD):
+            raise no_engine(self.engine.restart_in_s)
 
     def _about(self) -> About:
         settings = self.settings

@@ -55,7 +55,7 @@ class _PromptSink:
 
     def fail(self, error: EngineDeadError) -> None:
         self.in_engine = False
-        self._stream.end(StreamFailure(FailureKind.ENGINE_DEAD, ENGINE_DEAD_MESSAGE, str(error)))
+        self._stream.lose(error)
 
 
 class TokenStream:
@@ -139,6 +139,11 @@ class TokenStream:
         elif signal is Signal.OVERFLOW:
             self.end(TOO_SLOW)
         self._news.set()
+
+    def lose(self, error: EngineDeadError) -> None:
+        """The engine died, and what it was generating with it."""
+        retry_after_s = self._engine.restart_in_s
+        self.end(StreamFailure(FailureKind.ENGINE_DEAD, ENGINE_DEAD_MESSAGE, str(error), retry_after_s))
 
     # ---- the gateway's side ----
 

@@ -20,13 +20,16 @@ ALLOWED = {
     "loadtest": {"loadtest", "engine", "tiering"},
     "benchmarks": {"benchmarks", "gateway", "engine", "tiering", "loadtest"},
 }
-GATEWAY_MAY_USE = {"engine.messages", "engine.stats", "engine.client", "engine.config", "engine.process"}
+GATEWAY_MAY_USE = {
+    "engine.messages", "engine.stats", "engine.client", "engine.config", "engine.process",
+    "engine.restarts", "engine.supervisor",
+}  # fmt: skip
 TORCH_FREE_ENGINE = (
     "messages", "stats", "config", "schedule", "request", "budget", "queues", "accounting", "recount",
     "scheduler", "sequence", "beam", "histories", "results", "room", "scoring", "reports",
     "fairness", "line", "turns", "claims", "sessions",
     "core", "grammar_errors", "grammar_line", "grammar_room", "wire", "watchdog", "connection", "client",
-    "process", "link", "scripted",
+    "process", "link", "scripted", "restarts", "supervisor", "forget_log",
 )  # fmt: skip
 DECIDERS = (
     "engine.request", "engine.budget", "engine.scheduler", "engine.schedule", "engine.watchdog",
@@ -59,7 +62,7 @@ DECIDERS = (
     "gateway.tools.call_list", "gateway.tools.extent", "gateway.tools.forced", "gateway.tools.hermes",
     "gateway.tools.json_calls", "gateway.tools.llama3_json", "gateway.tools.mistral",
     "gateway.tools.python_values", "gateway.tools.pythonic", "gateway.tools.registry",
-    "engine.core", "engine.messages", "engine.stats", "engine.config",
+    "engine.core", "engine.messages", "engine.stats", "engine.config", "engine.restarts", "engine.forget_log",
 )  # fmt: skip
 DOING = {"torch", "socket", "threading", "time", "asyncio", "selectors", "concurrent", "datetime"}
 

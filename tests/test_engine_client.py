@@ -30,6 +30,12 @@ FAKE = "tests.support.fake_engine_process"
 Start = Callable[..., Awaitable[EngineClient]]
 
 
+def engine_processes() -> list[str]:
+    """Ids of all that this process has started and that still run."""
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    return [child for child in children if FAKE.encode() in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
 class Collector:
     """A sink that keeps everything and can be waited for."""
 
@@ -243,6 +249,17 @@ async def test_leaving_while_the_engine_loads_does_not_wait_for_it(start: Start)
     loading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(loading, 5)
+
+
+@pytest.mark.parametrize("num_turns", range(6))
+async def test_leaving_at_any_moment_of_the_start_leaves_no_process(start: Start, num_turns: int) -> None:
+    starting = asyncio.ensure_future(start("slow-load"))
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(starting, 5)
+    assert engine_processes() == []
 
 
 async def test_settings_that_are_not_text_are_a_user_error(start: Start) -> None:

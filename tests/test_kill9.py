@@ -38,7 +38,8 @@ pytestmark = pytest.mark.timeout(180 + 60 * ROUNDS)
 
 
 def serve(*arguments: str, scratch: Path) -> contextlib.AbstractContextManager[Server]:
-    return running_server(*MODEL, "--device-kv", "64MiB", *arguments, env={"TMPDIR": str(scratch)})
+    arguments = ("--device-kv", "64MiB", "--engine-restarts", "0", *arguments)
+    return running_server(*MODEL, *arguments, env={"TMPDIR": str(scratch)})
 
 
 def ask(server: Server, prompt: str) -> str:

@@ -711,16 +711,21 @@ def test_registered_chunks_begin_on_pages_and_cover_the_pool(num_blocks: int, bl
 def test_chunks_become_usable_in_order_while_others_are_still_taken() -> None:
     register, ready = SteppedRegister(), threading.Semaphore(0)
     pool = HostPool(100, 2048, ready.release, register)
+    waiting = threading.Thread(target=pool.wait_some)
+    waiting.start()
     num_usable = 0
     for num_fresh in (32, 32, 32, 4):
         assert register.called.acquire(timeout=PATIENCE_S)
         assert pool.take_ready() == 0  # a chunk is not usable before it is pinned
+        assert num_usable or waiting.is_alive()
         register.let()
         assert ready.acquire(timeout=PATIENCE_S)
         assert pool.take_ready() == num_fresh
         assert pool.take_ready() == 0
         num_usable += num_fresh
         pool.slots[num_usable - 1] = 7
+        waiting.join(PATIENCE_S)
+        assert not waiting.is_alive()
     pool.wait_ready()
     assert not ready.acquire(blocking=False)
     assert list(np.flatnonzero(pool.slots.any(axis=1))) == [31, 63, 95, 99]  # none was touched afterwards

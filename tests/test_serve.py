@@ -145,7 +145,7 @@ def test_help_names_every_command_and_flag() -> None:
         "--tool-call-parser", "--reasoning-parser",
         "--host", "--port", "--dtype", "--max-model-len", "--block-size", "--max-num-seqs", "--seed",
         "--max-num-batched-tokens", "--api-key", "--served-model-name", "--load-format", "--device-kv",
-        "--keys-file", "--max-waiting", "--max-waiting-tokens", "--kv-quota",
+        "--keys-file", "--max-waiting", "--max-waiting-tokens", "--kv-quota", "--engine-restarts",
     ):  # fmt: skip
         assert flag in flags
 
@@ -220,7 +220,8 @@ def test_a_drain_has_a_limit_and_ends_what_is_left_in_band() -> None:
 
 @pytest.mark.case("A12")
 def test_engine_death_ends_every_stream_in_band_and_is_logged() -> None:
-    with running_server(*SMALL) as server:
+    """Without restarts; tests/test_engine_restart.py has them."""
+    with running_server(*SMALL, "--engine-restarts", "0") as server:
         streams = [Background(server, stream_body()) for _ in range(3)]
         assert all(stream.first.wait(60) for stream in streams)
         os.kill(server.engine_pid, signal.SIGKILL)
@@ -230,6 +231,7 @@ def test_engine_death_ends_every_stream_in_band_and_is_logged() -> None:
             assert "error" in json.loads(lines[-2][6:])
         assert server.process.wait(30) == 1
         assert "requests lost" in server.log
+        assert server.log.count("The engine died: its process was killed by SIGKILL.") == 1
 
 
 def test_the_engine_leaves_with_its_server() -> None:

@@ -175,6 +175,7 @@ class _Builder:
         mover = disk_mover(self._store, self._memory.slots, checksums, self._wake)
         self._movers |= {TransferKind.DEMOTE: mover, TransferKind.PROMOTE: mover}
         self._writes[Tier.HOST] = write_factory(self._config.write_policy)()
+        self._memory.wait_some()  # the first requests may be for what was found, which comes by way of it
 
     def _block_pool(self, num_blocks: int, below: Tier | None) -> BlockPool:
         make = eviction_factory(self._config.eviction)

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gateway.errors import ApiError, ErrorKind, shutting_down
+from gateway.errors import ApiError, ErrorKind
 from gateway.offload import OffloadFullError
 from gateway.openai.responses.endpoint import ResponseRequest, ResponsesEndpoint
 from gateway.openai.responses.items import new_id
@@ -132,8 +132,7 @@ class ResponseService:
     # ---- beginning ----
 
     def _check_open(self) -> None:
-        if self._gateway.draining:
-            raise shutting_down()
+        self._gateway.check_open()
 
     def _enter(self, visitor: Visitor, scope: AsyncExitStack) -> None:
         scope.enter_context(self._gateway.admission.permit(visitor.holder))

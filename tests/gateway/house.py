@@ -15,7 +15,9 @@ from typing import Any
 import aiohttp
 
 from engine.messages import AddRequest, EngineInfo
+from engine.restarts import RestartPlan
 from engine.scripted import Script, ScriptedEngine
+from engine.supervisor import OnProgress, SupervisedEngine
 from gateway.app import running_site
 from gateway.listeners import base_url, bound_listeners
 from gateway.state import Gateway, GatewaySettings, open_gateway
@@ -97,15 +99,21 @@ def _choice_text(choice: dict[str, Any]) -> str:
 
 @dataclass(slots=True)
 class House:
-    """One running gateway. ``default`` is the script of requests that nobody scripted."""
+    """One running gateway. Engines start only while ``may_start`` is set, as it is at first."""
 
-    engine: ScriptedEngine
+    engines: list[ScriptedEngine]
+    may_start: asyncio.Event
     gateway: Gateway
     url: str
     session: aiohttp.ClientSession
     stack: AsyncExitStack
     scripts: list[Script] = field(default_factory=list)
     closed: bool = False
+
+    @property
+    def engine(self) -> ScriptedEngine:
+        """The present one."""
+        return self.engines[-1]
 
     @property
     def port(self) -> int:
@@ -168,6 +176,7 @@ async def open_house(
     info: dict[str, Any] | None = None,
     step_s: float = 0.0,
     engine_seqs: int = 64,
+    engine_restarts: int = 0,
     tls: ssl.SSLContext | None = None,
     trust: ssl.SSLContext | bool = True,
     **settings: Any,
@@ -180,7 +189,16 @@ async def open_house(
             return scripts.pop(0) if scripts else Script(token_ids=text_ids("ok"), stop_token_id=IM_END)
 
         made = engine_info(**{"tokenizer_dir": tokenizer_dir, **(info or {})})
-        engine = ScriptedEngine(made, next_script, step_s=step_s, max_num_seqs=engine_seqs)
+        engines: list[ScriptedEngine] = []
+        may_start = asyncio.Event()
+        may_start.set()
+
+        async def start_engine(*, on_progress: OnProgress) -> ScriptedEngine:
+            await may_start.wait()
+            engines.append(ScriptedEngine(made, next_script, step_s=step_s, max_num_seqs=engine_seqs))
+            return engines[-1]
+
+        engine = await SupervisedEngine.start(start_engine, RestartPlan(engine_restarts))
         stack.push_async_callback(engine.close)
         gateway = await open_gateway(engine, GatewaySettings(port=0, **settings))
         stack.push_async_callback(gateway.close)
@@ -190,7 +208,7 @@ async def open_house(
         session = await stack.enter_async_context(
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=trust))
         )
-        return House(engine, gateway, url, session, stack.pop_all(), scripts)
+        return House(engines, may_start, gateway, url, session, stack.pop_all(), scripts)
     raise AssertionError("unreachable")
 
 

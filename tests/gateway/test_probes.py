@@ -77,14 +77,8 @@ async def test_version(make_house: Make) -> None:
     assert (await house.request("GET", "/version")).json == {"version": house.gateway.version}
 
 
-async def test_integrity_of_a_dead_engine(make_house: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.client import EngineDeadError
-
+async def test_integrity_of_a_dead_engine(make_house: Make) -> None:
     house: House = await make_house(admin_key="k")
-
-    async def dead() -> None:
-        raise EngineDeadError("gone")
-
-    monkeypatch.setattr(house.engine, "check_integrity", dead)
+    house.engine.die("gone")
     reply = await house.request("GET", "/debug/integrity", headers={"Authorization": "Bearer k"})
     assert (reply.status, reply.error["code"]) == (503, "engine_dead")

@@ -2,7 +2,8 @@
 
 Settings come through ``EngineConfig.model``: ``fake``, or ``fake:SECONDS`` for the time of a step;
 ``fail-load``, ``crash-load`` and ``slow-load`` for an engine that does not start, ``fail-step`` for one
-that breaks.
+that breaks; ``other`` for one with other weights. ``next:FILE`` is what the first line of that file says,
+which is taken from it: each start finds the next one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from engine.config import ConfigError, EngineConfig
 from engine.core import EngineCore
@@ -50,6 +52,8 @@ def build(
     wake: Callable[[], None],
 ) -> tuple[EngineCore, EngineInfo]:
     name, _, step_s = config.model.partition(":")
+    if name == "next":
+        name, _, step_s = _take_line(Path(step_s)).partition(":")
     if name == "fail-load":
         raise ConfigError("There is no such model.")
     if name == "slow-load":
@@ -65,16 +69,22 @@ def build(
     core = EngineCore(
         scheduler, blocks, transfers, executor, max_model_len=WINDOW, vocab_size=VOCAB_SIZE, clock=clock
     )
-    return core, _info(config)
+    return core, _info(config, b"other" if name == "other" else b"same")
 
 
-def _info(config: EngineConfig) -> EngineInfo:
+def _take_line(path: Path) -> str:
+    first, *rest = path.read_text().splitlines()
+    path.write_text("\n".join(rest))
+    return first
+
+
+def _info(config: EngineConfig, fingerprint: bytes) -> EngineInfo:
     return EngineInfo(
         model_name="fake", architecture="fake", device="cpu", dtype="none", num_parameters=0,
         vocab_size=VOCAB_SIZE, max_model_len=WINDOW, block_size=config.block_size, num_blocks=NUM_BLOCKS,
         kv_bytes=0, weight_bytes=0, memory_total_bytes=0, memory_available_bytes=0, threads=1,
         attention_backend="fake", tokenizer_dir="", chat_template=None,
-        bos_token=None, eos_token=None, stop_token_ids=(),
+        bos_token=None, eos_token=None, stop_token_ids=(), fingerprint=fingerprint,
     )  # fmt: skip
 
 

@@ -55,6 +55,7 @@ class HostPool:
         self._num_ready = 0
         self._num_taken = 0
         self._closing = False
+        self._has_some = threading.Event()
         self._thread = threading.Thread(target=self._fill, name="host-kv", daemon=True)
         self._thread.start()
 
@@ -63,6 +64,10 @@ class HostPool:
         fresh = self._num_ready - self._num_taken
         self._num_taken += fresh
         return fresh
+
+    def wait_some(self) -> None:
+        """Wait until the first chunk is there."""
+        self._has_some.wait()
 
     def wait_ready(self) -> None:
         """Wait until the whole pool is there."""
@@ -82,6 +87,7 @@ class HostPool:
             chunk[::_PAGE] = 0  # takes the pages, with the interpreter's lock released
             self._pin(chunk)
             self._num_ready = min(first + step, self.num_blocks)
+            self._has_some.set()
             self._on_ready()
 
     def _pin(self, chunk: npt.NDArray[np.uint8]) -> None:
