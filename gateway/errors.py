@@ -33,6 +33,8 @@ class ErrorKind(enum.Enum):
     METHOD_NOT_ALLOWED = "method_not_allowed"
     CONFLICT = "conflict"
     HISTORY_TOO_LARGE = "history_too_large"
+    UPGRADE_REQUIRED = "upgrade_required"
+    FOREIGN_ORIGIN = "foreign_origin"
     HEAD_TIMEOUT = "head_timeout"
     BODY_TIMEOUT = "body_timeout"
     BODY_TOO_LARGE = "body_too_large"
@@ -53,6 +55,11 @@ class ErrorKind(enum.Enum):
     SHUTDOWN = "shutdown"
     TOO_MANY_CONNECTIONS = "too_many_connections"
     TOO_SLOW = "too_slow"
+    INVALID_STREAM_ID = "invalid_stream_id"
+    STREAM_LIMIT = "stream_limit"
+    TURN_LIMIT = "turn_limit"
+    CONNECTION_AGE = "connection_age"
+    IDLE = "idle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +91,8 @@ _SHAPES = {
     ErrorKind.NOT_FOUND: Shape(404, _CLIENT, "not_found"),
     ErrorKind.PREVIOUS_NOT_FOUND: Shape(404, _CLIENT, "previous_response_not_found"),
     ErrorKind.METHOD_NOT_ALLOWED: Shape(405, _CLIENT, "method_not_allowed"),
+    ErrorKind.UPGRADE_REQUIRED: Shape(426, _CLIENT, "upgrade_required"),
+    ErrorKind.FOREIGN_ORIGIN: Shape(403, _CLIENT, "origin_not_allowed"),
     ErrorKind.HEAD_TIMEOUT: Shape(408, _CLIENT, "request_timeout"),
     ErrorKind.BODY_TIMEOUT: Shape(408, _CLIENT, "request_timeout"),
     ErrorKind.CONFLICT: Shape(409, _CLIENT, "response_in_progress"),
@@ -106,6 +115,11 @@ _SHAPES = {
     ErrorKind.SHUTDOWN: Shape(503, _SERVER, "shutting_down", _GOING_AWAY),
     ErrorKind.TOO_MANY_CONNECTIONS: Shape(503, _SERVER, "too_many_connections", _TRY_AGAIN),
     ErrorKind.TOO_SLOW: Shape(408, _SERVER, "client_too_slow"),
+    ErrorKind.INVALID_STREAM_ID: Shape(400, _CLIENT, "invalid_stream_id"),
+    ErrorKind.STREAM_LIMIT: Shape(400, _CLIENT, "websocket_stream_limit_reached"),
+    ErrorKind.TURN_LIMIT: Shape(429, "rate_limit_error", "websocket_turn_limit_reached"),
+    ErrorKind.CONNECTION_AGE: Shape(400, _CLIENT, "websocket_connection_limit_reached", _GOING_AWAY),
+    ErrorKind.IDLE: Shape(408, _CLIENT, "idle_timeout"),
 }
 TABLE: Mapping[ErrorKind, Shape] = MappingProxyType(_SHAPES)
 _FAILURES = {

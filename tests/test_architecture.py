@@ -46,6 +46,8 @@ DECIDERS = (
     "tiering.residency", "tiering.types", "tiering.policies.eviction", "tiering.policies.write",
     "tiering.policies.restore",
     "tiering.policies.registry", "gateway.protocol.sse",
+    "gateway.protocol.ws_events", "gateway.protocol.ws_told", "gateway.protocol.ws_turns",
+    "gateway.protocol.ws_session",
     "gateway.detokenizer", "gateway.stop_matcher", "gateway.answer", "gateway.mailbox", "gateway.errors",
     "gateway.cors", "gateway.connection_limits", "gateway.responses.records",
     "gateway.openai.responses.conversations",
