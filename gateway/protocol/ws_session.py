@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import msgspec
 
 from gateway.errors import ApiError, ErrorKind
-from gateway.openai.responses.events import Event
 from gateway.protocol import ws_told as told
 from gateway.protocol.ws_events import Cancel, ClientEvent, Create, EventError, Resume, Steer, read_event
 from gateway.protocol.ws_turns import (
@@ -25,6 +24,7 @@ from gateway.protocol.ws_turns import (
     Close,
     Forget,
     Interrupt,
+    NumberedEvent,
     Say,
     Steering,
     SteerMove,
@@ -108,7 +108,7 @@ class WsSession:
             actions.append(Forget(parent))
         return actions + self._free(turn)
 
-    def tell(self, turn: Turn, events: Sequence[Event]) -> list[Action]:
+    def tell(self, turn: Turn, events: Sequence[NumberedEvent]) -> list[Action]:
         """More of the turn's response; an event that is its last is followed by what comes next."""
         actions: list[Action] = []
         for event in events:
@@ -236,7 +236,7 @@ class WsSession:
         turn, known = self._running.get(response_id), self._known.get(response_id)
         return turn.lane if turn is not None else known.lane if known is not None else None
 
-    def _ended(self, turn: Turn, event: Event) -> list[Action]:
+    def _ended(self, turn: Turn, event: NumberedEvent) -> list[Action]:
         turn.move(TurnMove.ENDED)
         assert turn.response_id is not None
         ending, steers = told.read_ending(event.data), turn.steers

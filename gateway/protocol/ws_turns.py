@@ -9,10 +9,23 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from gateway.errors import ApiError
 from gateway.protocol.ws_events import Create, Resume, Steer
+
+
+class NumberedEvent(Protocol):
+    """One of a response's events. ``data`` is its JSON, which ends with ``}``."""
+
+    @property
+    def sequence_number(self) -> int: ...
+
+    @property
+    def data(self) -> bytes: ...
+
+    @property
+    def is_last(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
