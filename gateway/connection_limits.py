@@ -1,11 +1,13 @@
-"""What one connection may take, and how many there may be.
+"""What one connection may take, be it HTTP or a WebSocket, and how many there may be.
 
-Pure. ``gateway/connection.py`` holds connections to it.
+Pure. ``gateway/connection.py`` and ``gateway/websocket.py`` hold connections to it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from gateway.protocol.ws_turns import WsLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,24 @@ class ConnectionLimits:
     max_headers: int = 100
     max_head_bytes: int = 32 * 2**10
     write_buffer_bytes: int = 64 * 2**10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebSocketLimits:
+    """A client that has sent nothing for ``ping_s`` is pinged; one silent for half as long again is gone.
+
+    A WebSocket is closed when nothing has been asked of it for ``idle_timeout_s``, and takes no more turns
+    after ``max_age_s``. It remembers ``num_recent`` responses that are not stored. ``deflates``: messages are
+    compressed if the client offers that, which costs every connection its zlib states.
+    """
+
+    ping_s: float = 20.0
+    idle_timeout_s: float = 3600.0
+    max_age_s: float = 24 * 3600.0
+    ticket_ttl_s: float = 30.0
+    num_recent: int = 16
+    deflates: bool = False
+    session: WsLimits = field(default_factory=WsLimits)
 
 
 class OpenConnections:

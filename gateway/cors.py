@@ -36,6 +36,15 @@ def is_preflight(method: str, headers: Mapping[str, str]) -> bool:
     return method == "OPTIONS" and "Origin" in headers and "Access-Control-Request-Method" in headers
 
 
+def is_same_host(origin: str, host: str) -> bool:
+    """Whether a page of this origin is from where its request goes to, which is the ``Host`` header."""
+    scheme, _, page_host = origin.lower().partition("://")
+    default_port = {"http": ":80", "https": ":443"}.get(scheme)
+    if default_port is None or not host:
+        return False
+    return page_host.removesuffix(default_port) == host.lower().removesuffix(default_port)
+
+
 class CorsPolicy:
     """``origins`` are those allowed; ``*`` among them allows all."""
 
@@ -48,8 +57,11 @@ class CorsPolicy:
         if self._allows_any:
             return {"Access-Control-Allow-Origin": ANY_ORIGIN, **_EXPOSED}
         origin = request.get("Origin", "")
-        allowed = {"Access-Control-Allow-Origin": origin, **_EXPOSED} if origin in self._origins else {}
+        allowed = {"Access-Control-Allow-Origin": origin, **_EXPOSED} if self.allows(origin) else {}
         return {"Vary": "Origin", **allowed}
+
+    def allows(self, origin: str) -> bool:
+        return self._allows_any or origin in self._origins
 
     def preflight(self) -> dict[str, str]:
         """What the answer to a preflight carries besides. Without an allowed origin the browser refuses."""

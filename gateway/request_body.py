@@ -27,18 +27,18 @@ class BodyReader:
     """Reads bodies of at most ``max_bytes``, which together hold at most ``max_total_bytes``.
 
     At that bound, of which no tenant can take all, a body is refused with 429. A connection that has sent
-    nothing holds nothing.
+    nothing holds nothing. What WebSockets hold is in the same ``room``.
     """
 
     def __init__(self, max_bytes: int, max_total_bytes: int, timeout_s: float) -> None:
         self._max_bytes = max_bytes
-        self._room = SharedRoom(max_total_bytes)
+        self.room = SharedRoom(max_total_bytes)
         self._timeout_s = timeout_s
 
     @property
     def total_bytes(self) -> int:
         """Held at present, over all bodies."""
-        return self._room.used
+        return self.room.used
 
     @asynccontextmanager
     async def read(self, request: web.Request, holder: Holder) -> AsyncIterator[bytes]:
@@ -55,7 +55,7 @@ class BodyReader:
             await self._fill(body, request, holder, None if encoding == "identity" else _Inflation())
             yield bytes(body)
         finally:
-            self._room.give_back(holder, len(body))
+            self.room.give_back(holder, len(body))
 
     async def _fill(
         self, body: bytearray, request: web.Request, holder: Holder, inflation: _Inflation | None
@@ -69,7 +69,7 @@ class BodyReader:
                     for piece in (chunk,) if inflation is None else inflation.pieces(chunk):
                         self._check(holder, len(piece), max(len(body) + len(piece), num_received))
                         body += piece
-                        self._room.take(holder, len(piece))
+                        self.room.take(holder, len(piece))
                         if inflation is not None:
                             await asyncio.sleep(0)
             if inflation is not None:
@@ -82,7 +82,7 @@ class BodyReader:
     def _check(self, holder: Holder, num_more: int, size: int) -> None:
         if size > self._max_bytes:
             raise _too_large(self._max_bytes)
-        if self._room.lacking(holder, num_more):
+        if self.room.lacking(holder, num_more):
             raise ApiError(ErrorKind.BUSY, "Too many large bodies arrive at once.", retry_after_s=1)
 
 

@@ -22,12 +22,13 @@ from engine.client import Engine, EngineHealth
 from engine.messages import DEFAULT_KV_QUOTA, EngineInfo, StepReport
 from gateway.admission import Admission
 from gateway.chat_template import ChatTemplate, TemplateRenderError
-from gateway.connection_limits import ConnectionLimits, OpenConnections
+from gateway.connection_limits import ConnectionLimits, OpenConnections, WebSocketLimits
 from gateway.cors import CorsPolicy
 from gateway.errors import no_engine, shutting_down
 from gateway.mailbox import SHUTDOWN, StreamFailure, StreamLimits
 from gateway.metrics import Metrics
 from gateway.offload import Offload
+from gateway.open_sockets import OpenSockets
 from gateway.openai.chat import ChatEndpoint
 from gateway.openai.chat_style import ChatStyle, choose_style
 from gateway.openai.completions import CompletionsEndpoint
@@ -39,6 +40,7 @@ from gateway.responses.records import StateSettings
 from gateway.service_rate import ServiceRate
 from gateway.tenant_register import TenantRegister
 from gateway.tenants import Tenant
+from gateway.tickets import TicketOffice
 from gateway.tls import TlsFiles
 from gateway.token_stream import TokenStream
 from gateway.tokenizer import TextCodec
@@ -89,6 +91,7 @@ class GatewaySettings:
     detached_s: float = 30.0
     max_event_log_bytes: int = 2**20
     max_ended_log_bytes: int = 32 * 2**20
+    websocket_limits: WebSocketLimits = field(default_factory=WebSocketLimits)
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     state: StateSettings = field(default_factory=StateSettings)
@@ -187,6 +190,9 @@ class Gateway:
         self.cors = CorsPolicy(settings.cors_origins) if settings.cors_origins else None
         self.connections = OpenConnections(settings.connection_limits.max_connections)
         self.metrics.connections.set_function(lambda: self.connections.count)
+        self.sockets = OpenSockets()
+        self.metrics.websockets.set_function(lambda: len(self.sockets))
+        self.tickets = TicketOffice(settings.websocket_limits.ticket_ttl_s)
         self.draining = False
         self.openapi = msgspec.json.encode(document(self.model, self._about()))
 
@@ -222,6 +228,7 @@ class Gateway:
         ``hurry``, once set, cuts the time short.
         """
         self.draining = True
+        self.sockets.leave(shutting_down())
         log.info("stopping; %d requests have %g s to finish", self.admission.in_flight, timeout_s)
         waits: list[asyncio.Task[object]] = [asyncio.create_task(self.admission.wait_idle())]
         if hurry is not None:
@@ -233,7 +240,7 @@ class Gateway:
         if self.admission.in_flight:
             log.warning("giving up %d requests that did not finish in time", self.admission.in_flight)
             self.streams.end_all(SHUTDOWN)
-            await self._wait_for_last_words()
+        await self._wait_for_last_words()
 
     async def close(self) -> None:
         """Stop the offload threads. The engine stays with its owner."""
@@ -248,8 +255,10 @@ class Gateway:
         try:
             async with asyncio.timeout(self.settings.linger_s + 1):
                 await self.admission.wait_idle()
+                await self.sockets.wait_closed()
         except TimeoutError:
-            log.warning("%d handlers are still busy", self.admission.in_flight)
+            busy = (self.admission.in_flight, len(self.sockets))
+            log.warning("%d handlers and %d WebSockets are still busy", *busy)
 
 
 async def open_gateway(

@@ -18,7 +18,7 @@ from gateway.keys_file import KeysFileError, read_keys_file
 from gateway.limits import Account, LimitError, Reservation
 from gateway.metrics import Metrics
 from gateway.shared_room import Holder, portion_of
-from gateway.tenants import ANONYMOUS, DuplicateKeyError, Keyring, Tenant, make_keyring
+from gateway.tenants import ANONYMOUS, DuplicateKeyError, KeyDigest, Keyring, Tenant, make_keyring
 
 log = logging.getLogger("tidegate.gateway")
 
@@ -38,7 +38,7 @@ class TenantRegister:
         """Blocks for the file, if there is one; raises KeysFileError."""
         return cls(api_keys, path, _load(api_keys, path))
 
-    def find(self, key: bytes) -> Tenant | None:
+    def find(self, key: KeyDigest) -> Tenant | None:
         """Whose key this is; anybody's word is good where there are none."""
         return ANONYMOUS if self.is_open_to_all else self._keyring.find(key)
 

@@ -14,12 +14,15 @@ import hashlib
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NewType
 
 from gateway.limits import NO_LIMITS, Limits
 
 API_KEY_PREFIX = "api-key-"
 """Names of tenants that are one ``--api-key`` each; no other tenant's begins so."""
-EMPTY_DIGEST = hashlib.sha256(b"").digest()
+KeyDigest = NewType("KeyDigest", bytes)
+"""What may be kept of a key to know it again."""
+EMPTY_DIGEST = KeyDigest(hashlib.sha256(b"").digest())
 """Of no key at all, which must not be one."""
 _NEW_KEY_PREFIX = "tg-"
 _NEW_KEY_BYTES = 32
@@ -71,9 +74,9 @@ class Keyring:
     def __len__(self) -> int:
         return len(self._tenants)
 
-    def find(self, key: bytes) -> Tenant | None:
+    def find(self, key: KeyDigest) -> Tenant | None:
         """Whose key this is; None if it is nobody's."""
-        return self._tenants.get(hashlib.sha256(key).digest())
+        return self._tenants.get(key)
 
     def __repr__(self) -> str:
         return f"Keyring({len(self)} keys)"
@@ -127,5 +130,9 @@ def key_bytes(key: str) -> bytes:
     return key.encode("utf-8", errors="surrogateescape")
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key_bytes(key)).digest()
+def digest_of(key: bytes) -> KeyDigest:
+    return KeyDigest(hashlib.sha256(key).digest())
+
+
+def _digest(key: str) -> KeyDigest:
+    return digest_of(key_bytes(key))

@@ -88,6 +88,10 @@ class Resume:
     starting_after: int = -1
     stream_id: str | None = None
 
+    @property
+    def num_bytes(self) -> int:
+        return 0
+
 
 ClientEvent = Create | Steer | Cancel | Resume
 

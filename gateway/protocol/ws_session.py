@@ -16,7 +16,7 @@ import msgspec
 
 from gateway.errors import ApiError, ErrorKind
 from gateway.protocol import ws_told as told
-from gateway.protocol.ws_events import Cancel, ClientEvent, Create, EventError, Resume, Steer, read_event
+from gateway.protocol.ws_events import Cancel, ClientEvent, Create, EventError, Resume, Steer
 from gateway.protocol.ws_turns import (
     Action,
     Begin,
@@ -55,7 +55,7 @@ class WsSession:
         self._queue: deque[Turn] = deque()
         self._names: set[str] = set()
         self._known: OrderedDict[str, _Known] = OrderedDict()
-        self._queued_bytes = 0
+        self._body_bytes = 0
         self._num_steers = 0
         self._steer_bytes = 0
         self._leaving: ApiError | None = None
@@ -63,7 +63,7 @@ class WsSession:
 
     @property
     def held_bytes(self) -> int:
-        return self._queued_bytes + self._steer_bytes
+        return self._body_bytes + self._steer_bytes
 
     @property
     def is_idle(self) -> bool:
@@ -72,31 +72,30 @@ class WsSession:
 
     # ---- what comes in -------------------------------------------------------------------------
 
-    def receive(self, data: bytes) -> list[Action]:
-        """A message of the client's."""
-        try:
-            return self.take(read_event(data))
-        except EventError as error:
-            return [Say(told.error_event(error.error, error.stream_id))]
-
     def take(self, event: ClientEvent) -> list[Action]:
-        """An event that was read already. Raises EventError."""
+        """An event of the client's."""
         if isinstance(event, Steer):
             return self._steer(event)
         if isinstance(event, Cancel):
             return [CancelResponse(event.response_id)]
-        return self._enqueue(event)
+        refusal = self._leaving or self._why_not(event)
+        return self._enqueue(event) if refusal is None else self.misread(EventError(refusal, event.stream_id))
 
-    def started(self, turn: Turn, response_id: str) -> list[Action]:
+    def misread(self, error: EventError) -> list[Action]:
+        """What the client sent cannot be followed."""
+        return [Say(told.error_event(error.error, error.stream_id))]
+
+    def started(self, turn: Turn, response_id: str) -> None:
         """The turn's response is there; its events will be told."""
         turn.move(TurnMove.STARTED)
+        self._let_body_go(turn)
         turn.response_id = response_id
         self._running.setdefault(response_id, turn)
-        return []
 
     def refused(self, turn: Turn, error: ApiError) -> list[Action]:
         """The turn's response could not be made, or cannot be told any further."""
         turn.move(TurnMove.REFUSED)
+        self._let_body_go(turn)
         actions: list[Action] = []
         if not turn.follows_by_itself:
             actions.append(Say(told.error_event(error, turn.lane)))
@@ -129,30 +128,26 @@ class WsSession:
         while self._queue:
             turn = self._queue.popleft()
             turn.move(TurnMove.DROPPED)
+            self._let_body_go(turn)
             actions.append(Say(told.error_event(error, turn.lane)))
-        self._queued_bytes = 0
         return actions + self._closing()
 
     # ---- lanes ---------------------------------------------------------------------------------
 
     def _enqueue(self, event: Create | Resume) -> list[Action]:
-        lane = event.stream_id
-        num_bytes = event.num_bytes if isinstance(event, Create) else 0
-        refusal = self._leaving or self._why_not(lane, num_bytes)
-        if refusal is not None:
-            raise EventError(refusal, lane)
-        if lane is not None:
-            self._names.add(lane)
-        self._queue.append(Turn(event, num_bytes))
-        self._queued_bytes += num_bytes
+        if event.stream_id is not None:
+            self._names.add(event.stream_id)
+        turn = Turn(event, event.num_bytes)
+        self._queue.append(turn)
+        self._body_bytes += turn.num_bytes
         return self._begin_what_can()
 
-    def _why_not(self, lane: str | None, num_bytes: int) -> ApiError | None:
-        limits = self._limits
+    def _why_not(self, event: Create | Resume) -> ApiError | None:
+        limits, lane = self._limits, event.stream_id
         if lane is not None and lane not in self._names and len(self._names) >= limits.max_lanes:
             message = f"A connection can have {limits.max_lanes} lanes that have a name."
             return ApiError(ErrorKind.STREAM_LIMIT, message, param="stream_id")
-        is_long = self._queue and self._queued_bytes + num_bytes > limits.max_queued_bytes
+        is_long = self._body_bytes and self._body_bytes + event.num_bytes > limits.max_queued_bytes
         if len(self._queue) >= limits.max_queued or is_long:
             return ApiError(ErrorKind.TURN_LIMIT, "Too many turns wait on this connection.")
         return None
@@ -168,7 +163,6 @@ class WsSession:
                 passed.add(turn.lane)
                 continue
             self._queue.remove(turn)
-            self._queued_bytes -= turn.num_bytes
             actions.append(self._begin(turn))
         return actions
 
@@ -188,6 +182,10 @@ class WsSession:
         if turn.response_id is not None and self._running.get(turn.response_id) is turn:
             del self._running[turn.response_id]
         return self._begin_what_can() + self._closing()
+
+    def _let_body_go(self, turn: Turn) -> None:
+        self._body_bytes -= turn.num_bytes
+        turn.num_bytes = 0
 
     def _closing(self) -> list[Action]:
         if self._leaving is None or self._busy or self.is_closed:

@@ -30,12 +30,12 @@ class NumberedEvent(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WsLimits:
-    """Of one connection. ``max_queued`` turns wait, ``max_steers`` steers have not come to anything yet."""
+    """Of one connection. ``max_queued`` turns wait; those that have not started may have so many bytes, ``max_steers`` steers have not come to anything yet."""
 
     max_lanes: int = 32
     max_active: int = 16
     max_queued: int = 64
-    max_queued_bytes: int = 8 * 2**20
+    max_queued_bytes: int = 16 * 2**20
     max_steers: int = 32
     max_steer_bytes: int = 2**20
 

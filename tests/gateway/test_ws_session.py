@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import ApiError, ErrorKind, bad_request, shutting_down
 from gateway.openai.responses.events import Event
-from gateway.protocol.ws_events import Resume, Steer
+from gateway.protocol.ws_events import EventError, Resume, Steer, read_event
 from gateway.protocol.ws_session import WsSession
 from gateway.protocol.ws_turns import (
     STEERS,
@@ -49,7 +49,12 @@ class Talk:
         self._made = 0
 
     def send(self, type: str, **fields: Any) -> None:
-        self._take(self.session.receive(json.dumps({"type": type, **fields}).encode()))
+        try:
+            event = read_event(json.dumps({"type": type, **fields}).encode())
+        except EventError as error:
+            self._take(self.session.misread(error))
+        else:
+            self._take(self.session.take(event))
 
     def create(self, lane: str | None = None, **fields: Any) -> None:
         self.send("response.create", **fields, **({} if lane is None else {"stream_id": lane}))
@@ -67,7 +72,7 @@ class Talk:
         turn = self.begun[-1].turn
         self._made += 1
         response_id = f"resp_{self._made}"
-        self._take(self.session.started(turn, response_id))
+        self.session.started(turn, response_id)
         self.tell(turn, "response.created")
         return turn, response_id
 
@@ -175,7 +180,7 @@ def test_a_connection_has_so_many_names() -> None:
     assert talk.last()["error"]["code"] == "websocket_stream_limit_reached", "a name is never given back"
 
 
-@pytest.mark.parametrize("limits", [{"max_queued": 2}, {"max_queued_bytes": 250}])
+@pytest.mark.parametrize("limits", [{"max_queued": 2}, {"max_queued_bytes": 350}])
 def test_so_much_waits_and_no_more(limits: dict[str, int]) -> None:
     talk = Talk(**limits)
     for _ in range(4):
@@ -514,7 +519,7 @@ def test_random_lives(steps: list[tuple[str, int]]) -> None:
                 talk.refuse(turn)
             else:
                 talk._made += 1
-                talk._take(talk.session.started(turn, f"resp_{talk._made}"))
+                talk.session.started(turn, f"resp_{talk._made}")
                 talk.tell(turn, "response.created")
         elif step in ("end", "call", "fail") and running:
             turn = running[number % len(running)]
