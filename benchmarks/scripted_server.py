@@ -13,6 +13,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import msgspec
 import uvloop
@@ -60,16 +61,29 @@ def builtin_info() -> EngineInfo:
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class ScriptedServer:
+    port: int
+    pid: int
+
+
 @contextlib.contextmanager
 def scripted_server(step_s: float) -> Iterator[int]:
     """Serve in a process of its own until the scope ends; gives the port."""
+    with scripted_process(step_s) as server:
+        yield server.port
+
+
+@contextlib.contextmanager
+def scripted_process(step_s: float) -> Iterator[ScriptedServer]:
+    """The same; gives the process too."""
     command = [sys.executable, "-m", "benchmarks.scripted_server", str(step_s)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
         try:
             process.stdin.write(msgspec.json.encode(builtin_info()).decode() + "\n")
             process.stdin.flush()
-            yield int(process.stdout.readline())
+            yield ScriptedServer(int(process.stdout.readline()), process.pid)
         finally:
             process.stdin.close()
             try:

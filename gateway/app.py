@@ -19,8 +19,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from engine.client import Engine
-from gateway import handlers, probes
-from gateway.authentication import authenticate
+from gateway import handlers, probes, websocket_handlers
+from gateway.authentication import WEBSOCKET_PATH, authenticate
 from gateway.connection import Connection
 from gateway.cors import is_preflight
 from gateway.error_answers import INTERNAL, SERVER_NAME, error_response, from_refusal
@@ -61,6 +61,8 @@ def build_app(gateway: Gateway, store: StateStore) -> web.Application:
         ("/detokenize", handlers.detokenize),
     ):
         app.router.add_post(path, handler, expect_handler=check_expectation)
+    app.router.add_get(WEBSOCKET_PATH, websocket_handlers.connect, allow_head=False)
+    app.router.add_post("/v1/tickets", websocket_handlers.ticket, expect_handler=check_expectation)
     app.router.add_get("/v1/responses/{id}", responses.retrieve)
     app.router.add_delete("/v1/responses/{id}", responses.delete)
     app.router.add_get("/v1/responses/{id}/input_items", responses.input_items)

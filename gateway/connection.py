@@ -9,6 +9,7 @@ such place from outside.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, cast
 
 from aiohttp import HttpVersion10, web
@@ -35,10 +36,14 @@ _TURN_AWAY_S = 1.0
 
 
 class Connection(web.RequestHandler):
-    """aiohttp's protocol of one connection. ``server`` is whose requests it hands on."""
+    """aiohttp's protocol of one connection. ``server`` is whose requests it hands on.
+
+    ``on_upgraded_data`` is told how many bytes came, once a WebSocket sets it.
+    """
 
     __slots__ = (
         "_gateway", "_handle", "_head_bytes", "_head_timer", "_is_open", "_limits", "_turned_away",
+        "on_upgraded_data",
     )  # fmt: skip
 
     def __init__(self, server: web.Server, gateway: Gateway, loop: asyncio.AbstractEventLoop) -> None:
@@ -62,6 +67,7 @@ class Connection(web.RequestHandler):
         self._head_timer: asyncio.TimerHandle | None = None
         self._is_open = False
         self._turned_away: asyncio.Transport | None = None
+        self.on_upgraded_data: Callable[[int], None] | None = None
 
     # ---- how many ------------------------------------------------------------------------------
 
@@ -97,6 +103,8 @@ class Connection(web.RequestHandler):
         if not self._is_open:
             self._turn_away()
             return
+        if self.on_upgraded_data is not None:
+            self.on_upgraded_data(len(data))
         num_before, is_head = self._request_count, self._is_between_requests
         if is_head and data and self._head_timer is None:
             self._expect_head()

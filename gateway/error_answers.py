@@ -42,6 +42,8 @@ def error_response(
     response.headers.update(_retry_headers(error))
     if error.kind is ErrorKind.UNAUTHORIZED:
         response.headers["WWW-Authenticate"] = "Bearer"
+    if error.kind is ErrorKind.UPGRADE_REQUIRED:
+        response.headers["Upgrade"] = "websocket"
     if original is not None and "Allow" in original.headers:
         response.headers["Allow"] = original.headers["Allow"]
     if error.kind in _CLOSING:

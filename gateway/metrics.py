@@ -66,9 +66,7 @@ class Metrics:
             ["cause"],
             registry=self.registry,
         )
-        self.websockets = Gauge(
-            "tidegate_websockets", "WebSockets among them.", registry=self.registry
-        )
+        self.websockets = Gauge("tidegate_websockets", "WebSockets among them.", registry=self.registry)
         self.connections = Gauge(
             "tidegate_connections", "Connections that clients have open.", registry=self.registry
         )

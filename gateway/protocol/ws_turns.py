@@ -30,7 +30,10 @@ class NumberedEvent(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WsLimits:
-    """Of one connection. ``max_queued`` turns wait; those that have not started may have so many bytes, ``max_steers`` steers have not come to anything yet."""
+    """Of one connection. ``max_queued`` turns wait; all that have not started have ``max_queued_bytes``.
+
+    ``max_steers`` steers, of ``max_steer_bytes``, have not come to anything yet.
+    """
 
     max_lanes: int = 32
     max_active: int = 16
