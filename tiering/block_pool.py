@@ -381,7 +381,7 @@ class BlockPool:
         victims = [block for block in ranked if block not in self._copies_out][:count]
         assert len(victims) == count, f"{self._ranking.policy_name} names too few victims"
         num_clean = max(0, len(self._ranking) - self._num_held - self._ranking.num_dirty)
-        num_lost = len(self._ranking.dirty().intersection(victims))
+        num_lost = len(self._ranking.dirty() & set(victims))
         self.needless_losses_total += max(0, num_lost - max(0, count - num_clean))
         for block in victims:
             self._free_cached(block)
