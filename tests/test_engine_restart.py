@@ -98,7 +98,8 @@ def test_a_killed_engine_is_replaced_and_finds_what_was_on_disk(tmp_path: Path) 
         assert condition(server) == "restarting"
         with pytest.raises(urllib.error.HTTPError) as refused:
             chat(server)
-        assert (refused.value.code, int(refused.value.headers["Retry-After"]) > 0) == (503, True)
+        with refused.value as answer:
+            assert (answer.code, int(answer.headers["Retry-After"]) > 0) == (503, True)
         assert server.get("/debug/kv", Authorization="Bearer test-admin-key")[0] == 503
         wait_for(server, "ok")
 

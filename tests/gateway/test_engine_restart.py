@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,25 @@ async def test_an_answer_that_was_lost_is_told_so_too(make_house: Make) -> None:
     reply = await whole
     assert (reply.status, reply.error["code"]) == (503, "engine_dead")
     assert "retry-after" in reply.headers
+
+
+async def test_a_response_that_was_lost_is_kept_as_failed_and_new_ones_are_refused(make_house: Make) -> None:
+    house: House = await make_house(engine_restarts=1, step_s=0.002, info=LONG)
+    house.script(ENDLESS)
+    body = {"input": "Hi", "max_output_tokens": 10**5}
+    lost = asyncio.create_task(house.request("POST", "/v1/responses", json={**body, "stream": True}))
+    await until(lambda: house.engine.num_running == 1)
+    house.may_start.clear()
+    house.engine.die("out of luck")
+    failed = json.loads((await lost).body.decode().rstrip().rpartition("data: ")[2])
+    assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
+    refused = await house.request("POST", "/v1/responses", json=body)
+    assert (refused.status, refused.error["code"]) == (503, "engine_dead")
+    assert "retry-after" in refused.headers
+    await bring_back(house)
+    kept = await house.request("GET", f"/v1/responses/{failed['response']['id']}")
+    assert kept.json["status"] == "failed"
+    assert (await house.request("POST", "/v1/responses", json={"input": "Hi"})).json["status"] == "completed"
 
 
 async def test_one_that_is_not_replaced_gives_no_hope(make_house: Make) -> None:
