@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from gateway.errors import ApiError, ErrorKind
+from engine.client import EngineDeadError
+from gateway.errors import ApiError, ErrorKind, no_engine
 from gateway.offload import OffloadFullError
 from gateway.openai.responses.endpoint import ResponseRequest, ResponsesEndpoint
 from gateway.openai.responses.items import new_id
@@ -100,9 +101,9 @@ class ResponseService:
             self._drop(owner, run)
         record = await self._found(visitor, response_id)
         history = await self._store.history(owner, response_id)
+        await self._purge(visitor, record, history or ())  # first: what is deleted cannot be named again
         if await self._store.delete_response(owner, response_id) is None:
             raise _not_found()
-        await self._purge(visitor, record, history or ())
 
     async def forget_conversation(self, visitor: Visitor, conversation_id: str) -> None:
         """Forget the KV of all that was said in a conversation, while it still has what is to be deleted."""
@@ -112,7 +113,7 @@ class ResponseService:
         if record is not None and history is not None:
             purge = await self._purge_of(visitor, record, history)
             if purge is not None:
-                self._gateway.engine.forget_kv(purge.token_ids, 0, visitor.tenant.cache_salt)
+                self._forget(visitor, replace(purge, from_token=0))
 
     async def input_items(self, visitor: Visitor, response_id: str) -> Sequence[ItemRecord]:
         """All that the model was given for a response, oldest first. Raises ApiError (404)."""
@@ -241,7 +242,15 @@ class ResponseService:
         """Of a response that was deleted; what others say with the same words is computed again."""
         purge = await self._purge_of(visitor, record, history)
         if purge is not None:
-            self._gateway.engine.forget_kv(purge.token_ids, purge.from_token, visitor.tenant.cache_salt)
+            self._forget(visitor, purge)
+
+    def _forget(self, visitor: Visitor, purge: Purge) -> None:
+        """Raises ApiError (503) if no engine can see to it, and then nothing was deleted."""
+        engine = self._gateway.engine
+        try:
+            engine.forget_kv(purge.token_ids, purge.from_token, visitor.tenant.cache_salt)
+        except EngineDeadError:
+            raise no_engine(engine.restart_in_s) from None
 
     async def _purge_of(
         self, visitor: Visitor, record: ResponseRecord, history: Sequence[ItemRecord]
