@@ -22,7 +22,7 @@ from schemathesis import Case, GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from tests.support.bodies import bound, settle
-from tests.support.openai_models import check_answer, check_chunk, check_probe
+from tests.support.openai_models import check_answer, check_chunk, check_conversation, check_probe
 from tests.support.server import ADMIN_KEY, Server, running_server
 
 KEY = "sk-test"
@@ -31,6 +31,10 @@ POSTS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
 GETS = (
     "/v1/models", "/v1/models/{name}", "/health", "/metrics", "/version", "/openapi.json",
     "/debug/kv", "/debug/integrity",
+)  # fmt: skip
+CONVERSATIONS = (
+    ("POST", ""), ("GET", "/{id}"), ("POST", "/{id}"), ("POST", "/{id}/items"), ("GET", "/{id}/items"),
+    ("GET", "/{id}/items/{item_id}"), ("DELETE", "/{id}/items/{item_id}"), ("DELETE", "/{id}"),
 )  # fmt: skip
 EXAMPLES = 2000 if SLOW else 20
 STRIDE = 1 if SLOW else 12  # of the cases at the bounds that make tokens, each so many-th is sent
@@ -91,6 +95,8 @@ class Prober:
             self._check_events(path, answer.content.decode())
         elif path in POSTS[:2]:
             check_answer(path, answer.json())
+        elif path.startswith("/v1/conversations"):
+            check_conversation(answer.json())
         elif path.startswith("/v1/"):
             check_probe(path, answer.json())
 
@@ -178,3 +184,17 @@ def test_what_takes_no_body(prober: Prober, path: str) -> None:
     for case in prober.at_the_bounds("GET", path):
         prober.ask(case)
     assert {200, 405} <= set(prober.statuses) <= {200, 401, 404, 405}
+
+
+@pytest.mark.parametrize(("method", "rest"), CONVERSATIONS)
+def test_conversations_at_the_bounds(prober: Prober, server: Server, method: str, rest: str) -> None:
+    headers, items = {"Authorization": f"Bearer {KEY}"}, [{"role": "user", "content": "Hi"}] * 3
+    made = requests.post(f"{server.url}/v1/conversations", json={"items": items}, headers=headers).json()
+    listed = requests.get(f"{server.url}/v1/conversations/{made['id']}/items", headers=headers).json()
+    for case in prober.at_the_bounds(method, f"/v1/conversations{rest}"):
+        if rest:
+            case.path_parameters = {"id": made["id"]}
+        if "item_id" in rest:
+            case.path_parameters["item_id"] = listed["first_id"]
+        prober.ask(case)
+    assert {200, 401} <= set(prober.statuses) <= {200, 400, 401, 404, 405, 415}, prober.statuses

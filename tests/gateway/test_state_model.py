@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gateway.responses.ledger import Ledger
 from gateway.responses.records import (
@@ -26,34 +25,63 @@ from gateway.responses.records import (
 from tests.support.state_model import StateModel
 
 SLOW = os.environ.get("TIDEGATE_SLOW") == "1"
-TTL_S = 60.0
-TENANTS = st.sampled_from(["a", "b"])
-SIZES = st.sampled_from([0, 40, 400])
-NUMBERS = st.integers(0, 9)
-CONVERSATIONS = st.sampled_from(["c0", "c1", "c2"])
-ITEMS = st.sampled_from([f"m{number}" for number in range(6)])
-STATUSES = st.sampled_from(["completed", "completed", "in_progress", "queued"])
+TTL_S = 300.0
+TENANTS = "ab"
+STATUSES = ("completed", "completed", "completed", "in_progress", "queued")
+SIZES = (0, 40, 400)
+WAITS_S = (5.0, TTL_S / 4, TTL_S / 2)
+# What happens next, as often as it stands here.
+ACTIONS = (
+    *["go_on"] * 10, *["begin"] * 3, *["become"] * 3, *["use_response"] * 4, "delete_response",
+    *["create"] * 2, *["turn"] * 5, *["add"] * 3, *["list_items"] * 3, *["use_item"] * 2, "update",
+    *["use_conversation"] * 2, "delete_conversation", "wait", "reopen",
+)  # fmt: skip
+
+
+class Step(NamedTuple):
+    """An action and what it may want to know. ``place``: which one, of the newest first."""
+
+    action: str
+    tenant: str
+    place: int
+    status: str
+    size: int
+    number: int
+
+
+STEPS = st.builds(
+    Step,
+    st.sampled_from(ACTIONS),
+    st.sampled_from(TENANTS),
+    st.integers(0, 2) | st.integers(0, 12),
+    st.sampled_from(STATUSES),
+    st.sampled_from(SIZES),
+    st.integers(0, 5),
+)
 
 
 def item(name: str, size: int) -> ItemRecord:
     return ItemRecord(name, b'{"text":"%s"}' % (b"x" * size))
 
 
-class Lives(RuleBasedStateMachine):
-    @initialize()
-    def open(self) -> None:
-        self.folder = tempfile.TemporaryDirectory()
-        self.settings = StateSettings(
-            Path(self.folder.name) / "state", 10_000, TTL_S, max_conversations=2, max_items=4
-        )
+class Life:
+    """A store and its model, which do the same."""
+
+    def __init__(self, folder: Path) -> None:
+        self.settings = StateSettings(folder / "state", 16_000, TTL_S, max_conversations=2, max_items=6)
         self.now = 1000.0
         self.made = 0
         self.ledger = Ledger(self.settings, lambda: self.now)
         self.model = StateModel(self.settings)
 
-    def teardown(self) -> None:
-        self.ledger.close()
-        self.folder.cleanup()
+    def take(self, step: Step) -> None:
+        getattr(self, step.action)(step)
+        assert self.ledger.check() == []
+        assert self.ledger.num_bytes() == self.model.num_bytes
+        known = self.ledger._database.execute(
+            "SELECT tenant, id FROM responses WHERE NOT is_deleted UNION SELECT tenant, id FROM conversations"
+        )
+        assert set(known) == self.model.known
 
     def both(self, name: str, *arguments: Any) -> None:
         self.now += 1
@@ -64,127 +92,143 @@ class Lives(RuleBasedStateMachine):
             found = type(error)
         assert found == expected
 
-    def record(self, tenant: str, number: int, status: str, size: int, **fields: Any) -> ResponseRecord:
-        self.made += 1
-        said = [item(f"{kind}{self.made}", size) for kind in "io"]
-        return ResponseRecord(
-            id=f"r{number}",
-            tenant=tenant,
-            session="s",
-            previous_id=fields.get("previous_id"),
-            conversation_id=fields.get("conversation_id"),
-            status=status,
-            created_at=self.now,
-            body=b'{"status":"%s"}' % status.encode(),
-            inputs=(said[0],),
-            outputs=() if status == "queued" else (said[1],),
-            making=b"m" * size,
-        )
-
     # ---- responses -----------------------------------------------------------------------------
 
-    def is_new(self, tenant: str, number: int) -> bool:
-        return self.model._turn(tenant, f"r{number}", even_deleted=True) is None
+    def record(self, step: Step, known: ResponseRecord | None = None, **fields: Any) -> ResponseRecord:
+        """Of a new response, or of one that is there already."""
+        self.made += 1
+        asked, said = (item(f"{kind}{self.made}", step.size) for kind in "io")
+        made: dict[str, Any] = {
+            "id": f"r{self.made}",
+            "tenant": step.tenant,
+            "session": "s",
+            "previous_id": None,
+            "conversation_id": None,
+            "status": step.status,
+            "created_at": self.now,
+            "body": b'{"status":"%s"}' % step.status.encode(),
+            "inputs": (asked,),
+            "outputs": () if step.status == "queued" else (said,),
+            "making": b"m" * step.size,
+        }
+        names = ("id", "tenant", "previous_id", "conversation_id", "created_at")
+        kept = {} if known is None else {name: getattr(known, name) for name in names}
+        return ResponseRecord(**{**made, **kept, **fields})
 
-    @rule(tenant=TENANTS, number=NUMBERS, previous=NUMBERS, status=STATUSES, size=SIZES)
-    def go_on(self, tenant: str, number: int, previous: int, status: str, size: int) -> None:
-        if self.is_new(tenant, number):
-            previous_id = f"r{previous}" if previous != number else None
-            self.both("put_response", self.record(tenant, number, status, size, previous_id=previous_id))
+    def response_of(self, step: Step) -> ResponseRecord | None:
+        """One of those there are, of either tenant, deleted ones too."""
+        records = [turn.record for turn in self.model.turns[::-1]]
+        return records[step.place] if step.place < len(records) else None
 
-    @rule(tenant=TENANTS, number=NUMBERS, status=STATUSES, size=SIZES)
-    def begin(self, tenant: str, number: int, status: str, size: int) -> None:
-        if self.is_new(tenant, number):
-            self.both("put_response", self.record(tenant, number, status, size))
+    def begin(self, step: Step) -> None:
+        self.both("put_response", self.record(step))
 
-    @rule(tenant=TENANTS, number=NUMBERS, conversation_id=CONVERSATIONS, status=STATUSES, size=SIZES)
-    def begin_in_conversation(
-        self, tenant: str, number: int, conversation_id: str, status: str, size: int
-    ) -> None:
-        if self.is_new(tenant, number):
-            record = self.record(tenant, number, status, size, conversation_id=conversation_id)
-            self.both("put_response" if status != "completed" else "put_turn", record)
+    def go_on(self, step: Step) -> None:
+        previous = self.response_of(step)
+        if previous is not None:
+            tenant = step.tenant if step.number == 0 else previous.tenant
+            self.both("put_response", self.record(step, previous_id=previous.id, tenant=tenant))
 
-    @rule(tenant=TENANTS, number=NUMBERS, status=STATUSES, size=SIZES)
-    def become(self, tenant: str, number: int, status: str, size: int) -> None:
-        turn = self.model._turn(tenant, f"r{number}", even_deleted=True)
-        if turn is not None:
-            known = turn.record
-            record = self.record(
-                tenant, number, status, size,
-                previous_id=known.previous_id, conversation_id=known.conversation_id,
-            )  # fmt: skip
-            ends_turn = known.conversation_id is not None and status == "completed"
+    def turn(self, step: Step) -> None:
+        tenant, name = self.conversation_of(step)
+        record = self.record(step, tenant=tenant, conversation_id=name)
+        self.both("put_turn" if step.status == "completed" else "put_response", record)
+
+    def become(self, step: Step) -> None:
+        running = [turn.record for turn in self.model.turns[::-1] if turn.record.status != "completed"]
+        known = running[step.place] if step.place < len(running) else self.response_of(step)
+        if known is not None:
+            record = self.record(step, known)
+            ends_turn = known.conversation_id is not None and step.status == "completed"
             self.both("put_turn" if ends_turn else "put_response", record)
 
-    @rule(tenant=TENANTS, number=NUMBERS, name=st.sampled_from(["response", "history", "delete_response"]))
-    def use_response(self, tenant: str, number: int, name: str) -> None:
-        self.both(name, tenant, f"r{number}")
+    def use_response(self, step: Step) -> None:
+        known = self.response_of(step)
+        owner = step.tenant if known is None or step.number == 0 else known.tenant
+        name = "response" if step.number == 1 else "history"
+        self.both(name, owner, "r0" if known is None else known.id)
+
+    def delete_response(self, step: Step) -> None:
+        known = self.response_of(step)
+        owner = step.tenant if known is None or step.number == 0 else known.tenant
+        self.both("delete_response", owner, "r0" if known is None else known.id)
 
     # ---- conversations -------------------------------------------------------------------------
 
-    @rule(tenant=TENANTS, name=CONVERSATIONS, items=st.lists(ITEMS, max_size=3), size=SIZES)
-    def create(self, tenant: str, name: str, items: list[str], size: int) -> None:
-        if self.model._conversation(tenant, name) is None:
-            record = ConversationRecord(name, tenant, self.now, b"{}")
-            self.both("create_conversation", record, tuple(item(one, size) for one in items))
+    def conversation_of(self, step: Step) -> tuple[str, str]:
+        """One of those there are, and whose; at times another tenant's."""
+        entries = [entry.record for entry in self.model.conversations]
+        if step.number == 5 or not entries:
+            return step.tenant, f"c{step.number % 3}"
+        chosen = entries[step.number % len(entries)]
+        return chosen.tenant, chosen.id
 
-    @rule(tenant=TENANTS, name=CONVERSATIONS, items=st.lists(ITEMS, max_size=3), size=SIZES)
-    def add(self, tenant: str, name: str, items: list[str], size: int) -> None:
-        self.both("add_items", tenant, name, tuple(item(one, size) for one in items))
+    def some_items(self, step: Step) -> tuple[ItemRecord, ...]:
+        """The second of two may be there already."""
+        self.made += 1
+        return (item(f"m{self.made}", step.size), item(f"m{step.place}", step.size))[: step.number % 3]
 
-    @rule(
-        tenant=TENANTS, name=CONVERSATIONS, after=st.none() | ITEMS, limit=st.integers(1, 4),
-        order=st.sampled_from(["asc", "desc"]),
-    )  # fmt: skip
-    def list_items(self, tenant: str, name: str, after: str | None, limit: int, order: str) -> None:
-        self.both("conversation_items", tenant, name, after, limit, order)
+    def create(self, step: Step) -> None:
+        name = f"c{step.number % 3}"
+        if self.model._conversation(step.tenant, name) is None:
+            record = ConversationRecord(name, step.tenant, self.now, b"{}")
+            self.both("create_conversation", record, self.some_items(step))
 
-    @rule(tenant=TENANTS, name=CONVERSATIONS, one=ITEMS, call=st.sampled_from(["item", "delete_item"]))
-    def use_item(self, tenant: str, name: str, one: str, call: str) -> None:
-        self.both(call, tenant, name, one)
+    def add(self, step: Step) -> None:
+        self.both("add_items", *self.conversation_of(step), self.some_items(step))
 
-    @rule(tenant=TENANTS, name=CONVERSATIONS, size=SIZES)
-    def update(self, tenant: str, name: str, size: int) -> None:
-        self.both("update_conversation", tenant, name, b'{"k":"%s"}' % (b"v" * size))
+    def an_item(self, step: Step) -> str:
+        found = self.model._conversation(*self.conversation_of(step))
+        names = list(found.items) if found is not None else []
+        return names[step.place] if step.place < len(names) else "nobody"
 
-    @rule(
-        tenant=TENANTS, name=CONVERSATIONS,
-        call=st.sampled_from(["conversation", "conversation_history", "delete_conversation"]),
-    )  # fmt: skip
-    def use_conversation(self, tenant: str, name: str, call: str) -> None:
-        self.both(call, tenant, name)
+    def list_items(self, step: Step) -> None:
+        after = None if step.size == 0 else self.an_item(step)
+        order = "asc" if step.status == "completed" else "desc"
+        self.both("conversation_items", *self.conversation_of(step), after, 1 + step.number % 4, order)
+
+    def use_item(self, step: Step) -> None:
+        name = "item" if step.size == 0 else "delete_item"
+        self.both(name, *self.conversation_of(step), self.an_item(step))
+
+    def update(self, step: Step) -> None:
+        metadata = b'{"k":"%s"}' % (b"v" * step.size)
+        self.both("update_conversation", *self.conversation_of(step), metadata)
+
+    def use_conversation(self, step: Step) -> None:
+        name = ("conversation", "conversation_history", "last_turn")[step.place % 3]
+        self.both(name, *self.conversation_of(step))
+
+    def delete_conversation(self, step: Step) -> None:
+        if step.place < 3:
+            self.both("delete_conversation", *self.conversation_of(step))
 
     # ---- time and restarts ---------------------------------------------------------------------
 
-    @rule(seconds=st.sampled_from([5.0, TTL_S / 2, TTL_S]))
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
+    def wait(self, step: Step) -> None:
+        self.now += WAITS_S[step.number % 3]
 
-    @rule()
-    def reopen(self) -> None:
+    def reopen(self, step: Step) -> None:
         self.ledger.close()
         self.now += 1
         self.ledger = Ledger(self.settings, lambda: self.now)
         self.model.restart(self.now)
 
-    @invariant()
-    @precondition(lambda self: hasattr(self, "ledger"))
-    def nothing_is_wrong(self) -> None:
-        assert self.ledger.check() == []
-        assert self.ledger.num_bytes() == self.model.num_bytes
-        known = self.ledger._database.execute(
-            "SELECT tenant, id FROM responses WHERE NOT is_deleted UNION SELECT tenant, id FROM conversations"
-        )
-        assert set(known) == self.model.known
 
-
-Lives.TestCase.settings = settings(
-    max_examples=2000 if SLOW else 25,
-    stateful_step_count=40,
+@settings(
+    max_examples=1000 if SLOW else 15,
     deadline=None,
     derandomize=not SLOW,
     database=None,
+    phases=[Phase.generate, Phase.shrink] if SLOW else [Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-TestLives = Lives.TestCase
+@given(st.lists(STEPS, min_size=120, max_size=160))
+def test_the_store_does_what_the_model_does(steps: list[Step]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        life = Life(Path(folder))
+        try:
+            for step in steps:
+                life.take(step)
+        finally:
+            life.ledger.close()

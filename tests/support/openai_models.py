@@ -7,6 +7,7 @@ from typing import Any
 
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.conversations import Conversation, ConversationDeletedResource, ConversationItemList
 from pydantic import BaseModel
 
 # What we tell beyond OpenAI's fields.
@@ -51,6 +52,22 @@ def check_probe(path: str, answer: Any) -> None:
     """What ``/v1/models`` and the paths below it tell."""
     for card in answer["data"] if path == "/v1/models" else [answer]:
         _check(Model, card)
+
+
+def check_conversation(answer: Any) -> None:
+    """What any call of ``/v1/conversations`` tells."""
+    kinds = {
+        "conversation": Conversation,
+        "conversation.deleted": ConversationDeletedResource,
+        "list": ConversationItemList,
+    }
+    shown = answer if "object" in answer else {"object": "list", "data": [answer], **_ONE_ITEM}
+    if shown.get("data") == []:
+        shown = {**shown, "first_id": "", "last_id": ""}  # null, of which the client's types know nothing
+    _check(kinds[shown["object"]], shown)
+
+
+_ONE_ITEM = {"first_id": "", "last_id": "", "has_more": False}
 
 
 def _check(model: type[BaseModel], value: Any) -> None:

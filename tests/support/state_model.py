@@ -98,6 +98,7 @@ class StateModel:
                 self._sweep()
             else:
                 turn.record, turn.used_at = as_lost(turn.record), now
+        self._make_room(None, None)  # their errors take some
 
     @property
     def num_bytes(self) -> int:
@@ -246,6 +247,11 @@ class StateModel:
     ) -> tuple[ItemRecord, ...] | None:
         found = self._use_conversation(now, tenant, conversation_id)
         return None if found is None else found.history
+
+    def last_turn(self, now: float, tenant: str, conversation_id: str) -> ResponseRecord | None:
+        found = self._conversation(tenant, conversation_id)
+        own = [turn for turn in self.turns if turn.conversation is found and not turn.is_deleted]
+        return own[-1].record if found is not None and own else None
 
     def item(self, now: float, tenant: str, conversation_id: str, item_id: str) -> ItemRecord | None:
         found = self._use_conversation(now, tenant, conversation_id)
