@@ -302,6 +302,8 @@ def _set_up_logging(level: str) -> None:
     # What is not even HTTP is answered 400; a traceback with the client's bytes for each helps nobody.
     # Faults of ours are logged where they happen, with the request's id.
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
+    # It would show subprotocols that we do not choose, and one of them may be a key.
+    logging.getLogger("aiohttp.websocket").setLevel(logging.CRITICAL)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,17 @@ from gateway.offload import OffloadFullError
 from gateway.protocol.ws_events import ClientEvent, EventError, Resume, read_event
 from gateway.protocol.ws_session import WsSession
 from gateway.protocol.ws_told import error_event
-from gateway.protocol.ws_turns import Action, Begin, CancelResponse, Close, Forget, Interrupt, Say, Turn
+from gateway.protocol.ws_turns import (
+    Action,
+    Begin,
+    CancelResponse,
+    Close,
+    Forget,
+    Interrupt,
+    Say,
+    Turn,
+    TurnState,
+)
 from gateway.request_keys import GATEWAY, key_of, request_id_of
 from gateway.responses.event_log import EventsGoneError
 from gateway.responses.run import Interruption, ResponseRun
@@ -47,7 +57,7 @@ class ResponsesSocket:
 
     __slots__ = (
         "_active_at", "_ending", "_expires_at", "_gateway", "_held_bytes", "_holder", "_incoming_bytes",
-        "_key", "_loop", "_origin", "_outbox", "_recent", "_request", "_runs", "_sending", "_service",
+        "_is_over", "_key", "_loop", "_origin", "_outbox", "_recent", "_request", "_runs", "_sending", "_service",
         "_session", "_tasks", "_ws",
     )  # fmt: skip
 
@@ -72,6 +82,7 @@ class ResponsesSocket:
         self._sending = asyncio.Lock()
         self._held_bytes = 0
         self._incoming_bytes = 0
+        self._is_over = False
 
     async def run(self, first: Resume | None) -> None:
         """Until the connection is over. Leaves nothing behind."""
@@ -92,11 +103,12 @@ class ResponsesSocket:
         self._start(self._carry_out, self._session.leave(error))
 
     async def _release(self) -> None:
+        """What need not be waited for first: this task may be cancelled while it waits."""
+        self._hold(0)
+        self._is_over = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._incoming_bytes = 0
-        self._hold(0)
         if self._ending is not None:
             await asyncio.gather(self._ending, return_exceptions=True)
 
@@ -163,6 +175,8 @@ class ResponsesSocket:
 
     def _hold(self, num_bytes: int) -> bool:
         """Take so much of the house's room for bodies in all. False, and nothing changes, if it has less."""
+        if self._is_over:
+            return True
         room, more = self._gateway.bodies.room, num_bytes - self._held_bytes
         if more > 0 and room.lacking(self._holder, more):
             return False
@@ -244,6 +258,8 @@ class ResponsesSocket:
             async for events in follower:
                 for event in events:
                     await self._carry_out(self._session.tell(turn, (event,)))
+            if turn.state is TurnState.RUNNING:
+                await self._carry_out(self._session.told_all(turn))
         except EventsGoneError:
             raise _events_gone() from None
         finally:
@@ -300,13 +316,10 @@ class ResponsesSocket:
     async def _say_goodbye(self, error: ApiError) -> None:
         """A client that does not take it in time is cut off."""
         transport = self._request.transport
-        try:
-            async with asyncio.timeout(self._gateway.settings.linger_s):
-                reason = clip(error.message, _MAX_REASON_CHARS).encode()
-                await self._ws.close(code=TABLE[error.kind].close_code, message=reason)
-        except (TimeoutError, ConnectionResetError):
-            if transport is not None:
-                transport.abort()
+        if transport is not None:
+            self._loop.call_later(self._gateway.settings.linger_s, transport.abort)
+        reason = clip(error.message, _MAX_REASON_CHARS).encode()
+        await self._ws.close(code=TABLE[error.kind].close_code, message=reason, drain=False)
 
 
 def _events_gone() -> ApiError:

@@ -119,6 +119,11 @@ class WsSession:
                 actions += self._ended(turn, event)
         return actions
 
+    def told_all(self, turn: Turn) -> list[Action]:
+        """There are no more events: the client had seen the last one before it asked."""
+        turn.move(TurnMove.ENDED)
+        return self._free(turn)
+
     def leave(self, error: ApiError) -> list[Action]:
         """Take no more turns, and close for this reason when those that run have ended."""
         if self._leaving is not None:
