@@ -53,7 +53,7 @@ def measure(*, num_idle: int, num_active: int, step_s: float, length_s: float, r
     """Memory that a first crowd made the process ask for is used again by later ones, so the first counts."""
     found: list[Round] = []
     with scripted_process(step_s) as server:
-        _streams(server.port, num_active, min(length_s, 1.0))  # what is loaded on first use is no one's cost
+        _streams(server.port, num_active, 0.2)  # what is loaded on first use is no one's cost
         for _ in range(rounds):
             alone = _streams(server.port, num_active, length_s)
             before = _resident_bytes(server.pid)

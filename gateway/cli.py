@@ -28,6 +28,8 @@ from gateway.options import (
     state_settings,
     tls_files,
     tls_options,
+    websocket_limits,
+    websocket_options,
 )
 from gateway.state import GatewaySettings, package_version
 from gateway.terminal_chat import ChatError, Server, own_server, run_chat
@@ -78,6 +80,7 @@ def main() -> None:
     help="Key for /debug/*; better set as TIDEGATE_ADMIN_KEY.  [default: those paths are off]",
 )
 @state_options
+@websocket_options
 @tls_options
 @click.option(
     "--cors-origin",
@@ -205,6 +208,7 @@ def serve_command(**options: Any) -> None:
         tool_call_parser=options["tool_call_parser"],
         reasoning_parser=options["reasoning_parser"],
         state=state,
+        websocket_limits=websocket_limits(options),
     )
     outcome = run_server(
         config,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from http import HTTPStatus
 from types import UnionType
 
 from gateway.errors import TABLE, Error, ErrorKind
@@ -148,6 +149,8 @@ def _responses(operation: Operation, about: About) -> Schema:
 
 def _response(operation: Operation, status: int, kinds: list[ErrorKind], headers: list[str]) -> Schema:
     """What one status can mean: the operation's own answer, one of the failures, or for some either."""
+    if status == HTTPStatus.SWITCHING_PROTOCOLS:
+        return {"description": "A WebSocket.", "headers": _headers(headers[:1]), "content": {}}
     content: Schema = {}
     meanings = [kind.value.replace("_", " ") for kind in kinds]
     schemas = [_failure(kinds)] if kinds else []
@@ -221,9 +224,10 @@ _HEADERS: Schema = {
     "retry-after-ms": {"description": "The same, in milliseconds.", "schema": _WHOLE_NUMBER},
     **{name: _RESET if "-reset-" in name else _AMOUNT for name in RATE_LIMIT_HEADERS},
     "WWW-Authenticate": {"required": True, "schema": {"const": "Bearer"}},
+    "Upgrade": {"required": True, "schema": {"const": "websocket"}},
 }
 _RETRY = ("Retry-After", "retry-after-ms")
-_HEADERS_OF = {401: ("WWW-Authenticate",), 429: _RETRY, 503: _RETRY}
+_HEADERS_OF = {401: ("WWW-Authenticate",), 426: ("Upgrade",), 429: _RETRY, 503: _RETRY}
 _REQUEST_ID: Schema = {
     "name": "x-request-id",
     "in": "header",

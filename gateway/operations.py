@@ -28,6 +28,7 @@ from gateway.openai.schemas import Hint, Schema, Struct
 from gateway.openai.tokens import Detokenized, DetokenizeWire, Tokenized, TokenizeWire
 from gateway.probe_answers import Health, Integrity, KvPlaces, ModelCard, ModelList, Version
 from gateway.responses.paging import DEFAULT_PAGE, MAX_PAGE
+from gateway.tickets import TicketAnswer
 
 JSON, TEXT, EVENTS = "application/json", "text/plain", "text/event-stream"
 
@@ -100,6 +101,17 @@ OPERATIONS = (
     Operation(
         "post", "/v1/responses", "Answer what was said, and what was said before it.",
         {200: ResponseObject}, body=ResponseWire, chunk=AnyEvent, failures=_RESPONSE_ERRORS,
+    ),
+    Operation(
+        "get", "/v1/responses", "The same over a WebSocket, for many turns at once.",
+        {101: {}}, query=("ticket", "response_id", "starting_after"),
+        failures=(
+            ErrorKind.UPGRADE_REQUIRED, ErrorKind.FOREIGN_ORIGIN, ErrorKind.BAD_REQUEST, ErrorKind.SHUTDOWN,
+        ),
+    ),
+    Operation(
+        "post", "/v1/tickets", "What a browser opens a WebSocket with instead of its key, once.",
+        {200: TicketAnswer}, failures=(ErrorKind.BUSY,),
     ),
     Operation(
         "get", "/v1/responses/{id}", "A response as it stands, or the rest of its events.",
@@ -198,6 +210,10 @@ QUERY_PARAMETERS = {
     "stream": _in_query("stream", "Its events instead.", type="boolean", default=False),
     "starting_after": _in_query(
         "starting_after", "Number of the last event that came.", type="integer", minimum=0
+    ),
+    "ticket": _in_query("ticket", "From /v1/tickets, in place of a key.", type="string"),
+    "response_id": _in_query(
+        "response_id", "A response to be told at once, in the default lane.", type="string"
     ),
     "include": _in_query("include", "Accepted without effect.", type="array", items={"type": "string"}),
 }

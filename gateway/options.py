@@ -25,6 +25,7 @@ from engine.config import (
     parse_optional_size,
     parse_share,
 )
+from gateway.connection_limits import WebSocketLimits
 from gateway.responses.records import StateSettings
 from gateway.tls import TlsFiles
 
@@ -162,6 +163,36 @@ def state_settings(options: dict[str, Any]) -> StateSettings:
     """What ``state_options`` gathered, taken out of ``options``."""
     path, size, ttl_s = (options.pop(name) for name in ("state_path", "state_size", "state_ttl"))
     return StateSettings(path, max_bytes=size.num_bytes, ttl_s=ttl_s)
+
+
+_SOCKETS = WebSocketLimits()
+_WEBSOCKET_OPTIONS = (
+    click.option("--ws-ping-interval", type=FiniteFloat(min=0, min_open=True), default=_SOCKETS.ping_s,
+                 show_default=True, help="Seconds of silence after which a WebSocket's client is pinged."),
+    click.option("--ws-idle-timeout", type=FiniteFloat(min=0, min_open=True), default=_SOCKETS.idle_timeout_s,
+                 show_default=True, help="Seconds without a turn after which a WebSocket is closed."),
+    click.option("--ws-max-age", type=FiniteFloat(min=0, min_open=True), default=_SOCKETS.max_age_s,
+                 show_default=True, help="Seconds after which a WebSocket takes no more turns."),
+    click.option("--ws-compression/--no-ws-compression", default=_SOCKETS.deflates, show_default=True,
+                 help="Compress messages for clients that offer it; that takes much memory each."),
+)  # fmt: skip
+
+
+def websocket_options(command: Command) -> Command:
+    """Add the options of WebSockets to a command; it gets them as keyword arguments."""
+    for option in reversed(_WEBSOCKET_OPTIONS):
+        command = option(command)
+    return command
+
+
+def websocket_limits(options: dict[str, Any]) -> WebSocketLimits:
+    """What ``websocket_options`` gathered, taken out of ``options``."""
+    ping_s, idle_timeout_s, max_age_s, deflates = (
+        options.pop(name) for name in ("ws_ping_interval", "ws_idle_timeout", "ws_max_age", "ws_compression")
+    )
+    return WebSocketLimits(
+        ping_s=ping_s, idle_timeout_s=idle_timeout_s, max_age_s=max_age_s, deflates=deflates
+    )
 
 
 _TLS_OPTIONS = (

@@ -11,12 +11,21 @@ import secrets
 from collections import OrderedDict
 from dataclasses import dataclass
 
+import msgspec
+
 from gateway.errors import ApiError, ErrorKind
 from gateway.shared_room import Holder, SharedRoom
 from gateway.tenants import KeyDigest, digest_of
 
 _PREFIX = "tgt-"
 _RANDOM_BYTES = 32
+
+
+class TicketAnswer(msgspec.Struct):
+    """Opens one WebSocket until ``expires_at``, in seconds since 1970."""
+
+    ticket: str
+    expires_at: int
 
 
 @dataclass(frozen=True, slots=True)

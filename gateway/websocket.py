@@ -57,8 +57,8 @@ class ResponsesSocket:
 
     __slots__ = (
         "_active_at", "_ending", "_expires_at", "_gateway", "_held_bytes", "_holder", "_incoming_bytes",
-        "_is_over", "_key", "_loop", "_origin", "_outbox", "_recent", "_request", "_runs", "_sending", "_service",
-        "_session", "_tasks", "_ws",
+        "_is_over", "_key", "_loop", "_origin", "_outbox", "_recent", "_request", "_runs", "_sending",
+        "_service", "_session", "_tasks", "_ws",
     )  # fmt: skip
 
     def __init__(self, request: web.Request, ws: web.WebSocketResponse, service: ResponseService) -> None:

@@ -19,6 +19,7 @@ from gateway.protocol.ws_events import Resume
 from gateway.request_keys import GATEWAY, key_of
 from gateway.responses.app_keys import RESPONSES
 from gateway.state import Gateway
+from gateway.tickets import TicketAnswer
 from gateway.websocket import ResponsesSocket
 
 
@@ -49,18 +50,11 @@ async def connect(request: web.Request) -> web.StreamResponse:
     return ws
 
 
-class Ticket(msgspec.Struct):
-    """Opens one WebSocket until ``expires_at``, in seconds since 1970."""
-
-    ticket: str
-    expires_at: int
-
-
 async def ticket(request: web.Request) -> web.Response:
     """POST /v1/tickets."""
     office, visitor = request.app[GATEWAY].tickets, known_visitor(request)
     text = office.issue(key_of(request), visitor.holder, asyncio.get_running_loop().time())
-    body = msgspec.json.encode(Ticket(text, int(time.time() + office.ttl_s)))
+    body = msgspec.json.encode(TicketAnswer(text, int(time.time() + office.ttl_s)))
     return web.Response(body=body, content_type="application/json", headers={"Cache-Control": "no-store"})
 
 

@@ -49,7 +49,7 @@ DECIDERS = (
     "gateway.protocol.ws_events", "gateway.protocol.ws_told", "gateway.protocol.ws_turns",
     "gateway.protocol.ws_session",
     "gateway.detokenizer", "gateway.stop_matcher", "gateway.answer", "gateway.mailbox", "gateway.errors",
-    "gateway.cors", "gateway.connection_limits", "gateway.responses.records",
+    "gateway.cors", "gateway.connection_limits", "gateway.tickets", "gateway.responses.records",
     "gateway.openai.responses.conversations",
     "gateway.openai.wire", "gateway.openai.choices", "gateway.openai.ranges",
     "gateway.openai.harmless", "gateway.openai.prompts", "gateway.openai.service", "gateway.openai.model",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +28,13 @@ async def test_a_key_counts_as_a_bearer_token_only(make_house: Make, scheme: str
     house: House = await make_house(api_keys=("tenant",))
     reply = await house.request("GET", "/v1/models", headers={"Authorization": f"{scheme}tenant"})
     assert reply.status == 401
+
+
+def test_a_key_that_comes_as_a_subprotocol_is_not_logged() -> None:
+    """aiohttp warns of subprotocols that the server does not choose, and shows them."""
+    set_up = "from gateway.cli import _set_up_logging; _set_up_logging('debug'); import aiohttp, logging; "
+    ask = "print(logging.getLogger('aiohttp.websocket').isEnabledFor(logging.WARNING))"
+    assert subprocess.check_output([sys.executable, "-c", set_up + ask]) == b"False\n"
 
 
 async def test_a_key_need_not_be_utf_8(make_house: Make) -> None:

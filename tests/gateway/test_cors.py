@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.config import ConfigError
-from gateway.cors import CorsPolicy, is_preflight, parse_origin
+from gateway.cors import CorsPolicy, is_preflight, is_same_host, parse_origin
 from tests.gateway.house import House
 
 Make = Callable[..., Any]
@@ -47,6 +47,20 @@ def test_only_what_asks_for_a_method_of_another_origin_is_a_preflight() -> None:
     assert is_preflight("OPTIONS", ASKING)
     assert not is_preflight("OPTIONS", ORIGIN)
     assert not is_preflight("POST", ASKING)
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "is_same"),
+    [
+        ("http://a", "a", True), ("http://A:80", "a", True), ("https://a", "a:443", True),
+        ("https://a", "a", True), ("http://a:8000", "a:8000", True), ("http://[::1]:8", "[::1]:8", True),
+        ("http://a:8000", "a", False), ("http://a", "b", False), ("http://a.b", "b", False),
+        ("http://b.evil", "b", False), ("null", "null", False), ("", "", False), ("http://", "", False),
+        ("file://", "", False), ("chrome-extension://a", "a", False),
+    ],
+)  # fmt: skip
+def test_a_page_is_of_the_same_host_if_its_origin_is(origin: str, host: str, is_same: bool) -> None:
+    assert is_same_host(origin, host) == is_same
 
 
 def test_an_answer_depends_on_the_origin_unless_all_are_allowed() -> None:

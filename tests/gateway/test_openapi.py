@@ -16,8 +16,11 @@ from tests.gateway.house import House
 
 Make = Callable[..., Any]
 KEYS = {"api_keys": ("key",), "admin_key": "admin"}
-# Answers of the router, which come for what the document does not have.
-OF_NO_OPERATION = {ErrorKind.METHOD_NOT_ALLOWED}
+# Answers of the router, which come for what the document does not have, and what is told on a WebSocket only.
+OF_NO_OPERATION = {
+    ErrorKind.METHOD_NOT_ALLOWED, ErrorKind.INVALID_STREAM_ID, ErrorKind.STREAM_LIMIT, ErrorKind.TURN_LIMIT,
+    ErrorKind.CONNECTION_AGE, ErrorKind.IDLE,
+}  # fmt: skip
 NO_STORE: Any = None  # for routes that nobody follows
 
 
