@@ -34,8 +34,9 @@ class WebSocketLimits:
     """A client that has sent nothing for ``ping_s`` is pinged; one silent for half as long again is gone.
 
     A WebSocket is closed when nothing has been asked of it for ``idle_timeout_s``, and takes no more turns
-    after ``max_age_s``. It remembers ``num_recent`` responses that are not stored. ``deflates``: messages are
-    compressed if the client offers that, which costs every connection its zlib states.
+    after ``max_age_s``. It remembers ``num_recent`` turns that are not stored, up to ``recent_bytes`` of it.
+    ``deflates``: messages are compressed if the client offers that, which costs every connection its zlib
+    states.
     """
 
     ping_s: float = 20.0
@@ -43,6 +44,7 @@ class WebSocketLimits:
     max_age_s: float = 24 * 3600.0
     ticket_ttl_s: float = 30.0
     num_recent: int = 16
+    recent_bytes: int = 2 * 2**20
     deflates: bool = False
     session: WsLimits = field(default_factory=WsLimits)
 

@@ -11,6 +11,9 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from gateway.errors import ApiError
+from gateway.shared_room import SharedRoom
+
+_MAX_REMEMBERED_BYTES = 256 * 2**20
 
 
 class OpenSocket(Protocol):
@@ -22,9 +25,13 @@ class OpenSocket(Protocol):
 
 
 class OpenSockets:
-    """All of a gateway's. After ``leave`` a new one is told at once."""
+    """All of a gateway's. After ``leave`` a new one is told at once.
+
+    ``memory`` is the room for what they all remember, which no tenant can have to itself.
+    """
 
     def __init__(self) -> None:
+        self.memory = SharedRoom(_MAX_REMEMBERED_BYTES)
         self._sockets: set[OpenSocket] = set()
         self._leaving: ApiError | None = None
         self._none = asyncio.Event()

@@ -57,8 +57,8 @@ class ResponsesSocket:
 
     __slots__ = (
         "_active_at", "_ending", "_expires_at", "_gateway", "_held_bytes", "_holder", "_incoming_bytes",
-        "_is_over", "_key", "_loop", "_origin", "_outbox", "_recent", "_request", "_runs", "_sending",
-        "_service", "_session", "_tasks", "_ws",
+        "_is_over", "_key", "_loop", "_origin", "_outbox", "_recent", "_remembered_bytes", "_request",
+        "_runs", "_sending", "_service", "_session", "_tasks", "_ws",
     )  # fmt: skip
 
     def __init__(self, request: web.Request, ws: web.WebSocketResponse, service: ResponseService) -> None:
@@ -70,7 +70,7 @@ class ResponsesSocket:
         self._holder = known_visitor(request).holder
         limits = self._gateway.settings.websocket_limits
         self._session = WsSession(limits.session)
-        self._recent = RecentTurns(limits.num_recent)
+        self._recent = RecentTurns(limits.num_recent, limits.recent_bytes)
         self._origin = Origin(recent=self._recent, may_wait=True)
         self._loop = asyncio.get_running_loop()
         self._active_at = self._loop.time()
@@ -81,6 +81,7 @@ class ResponsesSocket:
         self._outbox: deque[bytes] = deque()
         self._sending = asyncio.Lock()
         self._held_bytes = 0
+        self._remembered_bytes = 0
         self._incoming_bytes = 0
         self._is_over = False
 
@@ -106,6 +107,7 @@ class ResponsesSocket:
         """What need not be waited for first: this task may be cancelled while it waits."""
         self._hold(0)
         self._is_over = True
+        self._weigh_memory()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -187,6 +189,15 @@ class ResponsesSocket:
         self._held_bytes = num_bytes
         return True
 
+    def _weigh_memory(self) -> None:
+        """Remember no more than the house has room for."""
+        room = self._gateway.sockets.memory
+        room.give_back(self._holder, self._remembered_bytes)
+        while room.lacking(self._holder, self._recent.num_bytes):
+            self._recent.forget_oldest()
+        self._remembered_bytes = 0 if self._is_over else self._recent.num_bytes
+        room.take(self._holder, self._remembered_bytes)
+
     # ---- doing ---------------------------------------------------------------------------------
 
     async def _carry_out(self, actions: Iterable[Action]) -> None:
@@ -203,6 +214,7 @@ class ResponsesSocket:
                 self._start(self._cancel, action.response_id)
             elif isinstance(action, Forget):
                 self._recent.forget(action.response_id)
+                self._weigh_memory()
             else:
                 await self._flush()
                 self._close(action)
@@ -234,6 +246,7 @@ class ResponsesSocket:
         finally:
             self._runs.pop(turn, None)
             self._active_at = self._loop.time()
+            self._weigh_memory()
 
     async def _made(self, begin: Begin) -> ResponseRun:
         assert begin.create is not None

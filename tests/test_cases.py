@@ -1,8 +1,8 @@
 """The register of cases: faults that other servers shipped, sections A to E, each with a test of ours.
 
 A test says which row it holds with ``@pytest.mark.case("A1")``. Tests that only ``make test-slow`` or a GPU
-runs hold nothing. Rows that speak of sessions are held as far as plain HTTP has them: E6 by a conversation
-whose client leaves, E7 by resets in every state of an event stream, E9 by conversations without end.
+runs hold nothing. Rows that speak of sessions are held by plain HTTP (E6 by a conversation whose client
+leaves, E7 by resets in every state of an event stream, E9 by conversations without end) and by WebSocket.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ class ResponseService:
 
         async def keep(ended: ResponseObject) -> None:
             record = run.record(ended)
-            if origin.recent is not None:
+            if origin.recent is not None and not is_kept:
                 origin.recent.remember(past, record)
             if is_kept:
                 with keeping():

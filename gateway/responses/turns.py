@@ -33,23 +33,51 @@ class Past:
     is_kept: bool = True
 
 
-class RecentTurns:
-    """Turns that a connection remembers although nothing keeps them. Bound: ``max_turns``, the last ones."""
+@dataclass(frozen=True, slots=True)
+class RecentTurn:
+    """A turn, and what it was built on."""
 
-    def __init__(self, max_turns: int) -> None:
+    past: Past
+    record: ResponseRecord
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all that it holds, though turns before it may hold some of that too."""
+        items = (*self.past.items, *self.record.inputs, *self.record.outputs)
+        return len(self.record.body) + sum(len(item.body) for item in items)
+
+
+class RecentTurns:
+    """Turns that a connection remembers although nothing keeps them: the last ones.
+
+    Bounds: ``max_turns``, and ``max_bytes`` unless the last one alone is more.
+    """
+
+    def __init__(self, max_turns: int, max_bytes: int) -> None:
         self._max_turns = max_turns
-        self._turns: dict[str, tuple[Past, ResponseRecord]] = {}
+        self._max_bytes = max_bytes
+        self._turns: dict[str, RecentTurn] = {}
+        self.num_bytes = 0
 
     def remember(self, past: Past, record: ResponseRecord) -> None:
-        """``past`` is what the turn was built on."""
-        self._turns[record.id] = (past, record)
-        while len(self._turns) > self._max_turns:
-            del self._turns[next(iter(self._turns))]
+        turn = RecentTurn(past, record)
+        self._turns[record.id] = turn
+        self.num_bytes += turn.num_bytes
+        while len(self._turns) > self._max_turns or (
+            self.num_bytes > self._max_bytes and len(self._turns) > 1
+        ):
+            self.forget_oldest()
 
     def forget(self, response_id: str) -> None:
-        self._turns.pop(response_id, None)
+        turn = self._turns.pop(response_id, None)
+        if turn is not None:
+            self.num_bytes -= turn.num_bytes
 
-    def find(self, response_id: str) -> tuple[Past, ResponseRecord] | None:
+    def forget_oldest(self) -> None:
+        """There must be one."""
+        self.forget(next(iter(self._turns)))
+
+    def find(self, response_id: str) -> RecentTurn | None:
         return self._turns.get(response_id)
 
 
@@ -93,7 +121,7 @@ async def _past_of_response(
 ) -> Past:
     remembered = None if recent is None else recent.find(response_id)
     if remembered is not None:
-        past, record = remembered
+        past, record = remembered.past, remembered.record
         _check_delivered(record)
         items = (*past.items, *record.inputs, *record.outputs)
         return Past(
