@@ -30,12 +30,16 @@ class TokenEntry:
 
 @dataclass(frozen=True, slots=True)
 class CallPiece:
-    """A stretch of the tool call with this number; its first has the ``name`` and the ``call_id``."""
+    """A stretch of the tool call with this number; its first has the ``name`` and the ``call_id``.
+
+    It comes behind the first ``text_before`` characters of the text of its piece.
+    """
 
     index: int
     arguments: str = ""
     name: str = ""
     call_id: str = ""
+    text_before: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,15 +98,17 @@ class AnswerReader:
         texts: list[str] = []
         entries: list[TokenEntry] = []
         calls: list[CallPiece] = []
+        num_chars = 0
         for event in events:
             if isinstance(event, CallStart):
-                self._begin_call(event.name, calls)
+                self._begin_call(event.name, calls, num_chars)
             elif self.is_done:
                 break
             elif isinstance(event, CallArguments):
-                calls.append(CallPiece(self._num_calls - 1, event.text))
+                calls.append(CallPiece(self._num_calls - 1, event.text, text_before=num_chars))
             else:
                 texts.append(event.text)
+                num_chars += len(event.text)
                 entries += self._entries.take(self._said_from + event.start, len(event.text))
         return Piece("".join(texts), tuple(entries), thought if self._shows_thoughts else "", tuple(calls))
 
@@ -115,10 +117,11 @@ class AnswerReader:
         """Where in the answer what is said begins."""
         return 0 if self._splitter is None else self._splitter.said_from or 0
 
-    def _begin_call(self, name: str, calls: list[CallPiece]) -> None:
+    def _begin_call(self, name: str, calls: list[CallPiece], text_before: int) -> None:
         assert self._calls is not None
         if self._num_calls and self._calls.at_most_one:
             self.is_done = True
             return
-        calls.append(CallPiece(self._num_calls, name=name, call_id=self._calls.new_id()))
+        call_id = self._calls.new_id()
+        calls.append(CallPiece(self._num_calls, name=name, call_id=call_id, text_before=text_before))
         self._num_calls += 1

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import msgspec
@@ -113,17 +113,26 @@ def join(pieces: Iterable[Piece]) -> Piece:
         "".join(part.text for part in parts),
         tuple(entry for part in parts for entry in part.entries),
         "".join(part.thought for part in parts),
-        _join_calls([call for part in parts for call in part.calls]),
+        _join_calls(list(_calls_of(parts))),
     )
+
+
+def _calls_of(parts: Iterable[Piece]) -> Iterator[CallPiece]:
+    """All stretches of calls, by where they are in the text of all parts."""
+    size = 0
+    for part in parts:
+        for call in part.calls:
+            yield replace(call, text_before=size + call.text_before)
+        size += len(part.text)
 
 
 def _join_calls(stretches: Sequence[CallPiece]) -> tuple[CallPiece, ...]:
     """Whole calls, in order; the stretches of each follow each other."""
     calls: list[CallPiece] = []
-    for index, group in itertools.groupby(stretches, key=lambda call: call.index):
+    for _, group in itertools.groupby(stretches, key=lambda call: call.index):
         own = list(group)
         arguments = "".join(call.arguments for call in own)
-        calls.append(CallPiece(index, arguments, own[0].name, own[0].call_id))
+        calls.append(replace(own[0], arguments=arguments))
     return tuple(calls)
 
 

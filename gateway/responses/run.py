@@ -312,6 +312,8 @@ class ResponseRun:
         assert reason is not None
         record.outcome = reason.value
         usage = building.response_usage(progress.usage)
+        if self.request.generates:
+            self._tell(self._events.nothing_said())
         if reason is FinishReason.LENGTH and self.request.generates:
             self._tell(self._events.close_item("incomplete"))
             return building.incomplete(self.response, self._events.output, usage, "max_output_tokens")

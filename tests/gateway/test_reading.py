@@ -43,9 +43,8 @@ def read(ids: list[int], cuts: list[int], how: Reading, logprobs: bool = False) 
 def test_an_answer_with_everything_in_it() -> None:
     text = f"<think>\nhm\n</think>\n\nWell:\n{CALL}\n{CALL}"
     piece = join(read(list(text.encode()), [], reading()))
-    assert piece == Piece(
-        "Well:", (), "hm", (CallPiece(0, '{"x":"é"}', "f", "id0"), CallPiece(1, '{"x":"é"}', "f", "id1"))
-    )
+    calls = (CallPiece(0, '{"x":"é"}', "f", "id0", 5), CallPiece(1, '{"x":"é"}', "f", "id1", 5))
+    assert piece == Piece("Well:", (), "hm", calls)
 
 
 def test_thoughts_are_hidden_on_request() -> None:
@@ -58,6 +57,20 @@ def test_a_second_call_that_is_not_wanted_ends_the_answer() -> None:
     assert [call.index for call in piece.calls] == [0, 0]
     assert reader.is_done
     assert not reader.finish()
+
+
+def test_calls_know_what_was_said_before_them() -> None:
+    """However much of the answer comes at once."""
+    text = f"Well:{CALL}And:{CALL}Done."
+    for cuts in ([], list(range(1, len(text.encode())))):
+        pieces = read(list(text.encode()), cuts, reading())
+        said, found = "", list[tuple[int, str]]()
+        for piece in pieces:
+            found += [(call.index, said + piece.text[: call.text_before]) for call in piece.calls]
+            said += piece.text
+        assert set(found) == {(0, "Well:"), (1, "Well:And:")}
+        assert said == "Well:And:Done."
+        assert [call.text_before for call in join(pieces).calls] == [5, 9]
 
 
 FRAGMENTS = [

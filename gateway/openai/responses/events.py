@@ -6,14 +6,16 @@ kind closes it. Every event is encoded once, whoever reads it how often.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
 from gateway.answer import CallPiece, Piece, TokenEntry
 from gateway.detokenizer import TokenTable, printable
 from gateway.openai.answers import finite
+from gateway.openai.notes import one_of
 from gateway.openai.responses.items import (
     FunctionCallItem,
     Logprob,
@@ -29,6 +31,7 @@ from gateway.openai.responses.items import (
 from gateway.openai.responses.shape import ResponseObject
 
 TERMINAL = frozenset(("response.completed", "response.incomplete", "response.failed"))
+_ABOUT_RESPONSE = ("response.created", "response.in_progress", *sorted(TERMINAL))
 
 
 class Event(NamedTuple):
@@ -46,20 +49,20 @@ class Event(NamedTuple):
 class ResponseEvent(msgspec.Struct, kw_only=True):
     """About the whole response."""
 
-    type: str
+    type: Annotated[str, one_of(_ABOUT_RESPONSE)]
     sequence_number: int
     response: ResponseObject
 
 
 class ItemEvent(msgspec.Struct, kw_only=True):
-    type: str
+    type: Annotated[str, one_of(("response.output_item.added", "response.output_item.done"))]
     sequence_number: int
     output_index: int
     item: OutputItem
 
 
 class PartEvent(msgspec.Struct, kw_only=True):
-    type: str
+    type: Annotated[str, one_of(("response.content_part.added", "response.content_part.done"))]
     sequence_number: int
     item_id: str
     output_index: int
@@ -68,7 +71,7 @@ class PartEvent(msgspec.Struct, kw_only=True):
 
 
 class TextDeltaEvent(msgspec.Struct, kw_only=True):
-    type: str = "response.output_text.delta"
+    type: Literal["response.output_text.delta"] = "response.output_text.delta"
     sequence_number: int
     item_id: str
     output_index: int
@@ -78,7 +81,7 @@ class TextDeltaEvent(msgspec.Struct, kw_only=True):
 
 
 class TextDoneEvent(msgspec.Struct, kw_only=True):
-    type: str = "response.output_text.done"
+    type: Literal["response.output_text.done"] = "response.output_text.done"
     sequence_number: int
     item_id: str
     output_index: int
@@ -88,7 +91,7 @@ class TextDoneEvent(msgspec.Struct, kw_only=True):
 
 
 class ThoughtDeltaEvent(msgspec.Struct, kw_only=True):
-    type: str = "response.reasoning_text.delta"
+    type: Literal["response.reasoning_text.delta"] = "response.reasoning_text.delta"
     sequence_number: int
     item_id: str
     output_index: int
@@ -97,7 +100,7 @@ class ThoughtDeltaEvent(msgspec.Struct, kw_only=True):
 
 
 class ThoughtDoneEvent(msgspec.Struct, kw_only=True):
-    type: str = "response.reasoning_text.done"
+    type: Literal["response.reasoning_text.done"] = "response.reasoning_text.done"
     sequence_number: int
     item_id: str
     output_index: int
@@ -106,7 +109,7 @@ class ThoughtDoneEvent(msgspec.Struct, kw_only=True):
 
 
 class ArgumentsDeltaEvent(msgspec.Struct, kw_only=True):
-    type: str = "response.function_call_arguments.delta"
+    type: Literal["response.function_call_arguments.delta"] = "response.function_call_arguments.delta"
     sequence_number: int
     item_id: str
     output_index: int
@@ -114,7 +117,7 @@ class ArgumentsDeltaEvent(msgspec.Struct, kw_only=True):
 
 
 class ArgumentsDoneEvent(msgspec.Struct, kw_only=True):
-    type: str = "response.function_call_arguments.done"
+    type: Literal["response.function_call_arguments.done"] = "response.function_call_arguments.done"
     sequence_number: int
     item_id: str
     output_index: int
@@ -168,17 +171,32 @@ class ResponseEvents:
         """Nothing more comes of the item that is open, if one is."""
         return list(self._close(status))
 
+    def nothing_said(self) -> list[Event]:
+        """An answer without a word is a message all the same; chat templates expect that turns alternate."""
+        return [] if self.output or self._open is not None else list(self._opened(MessageItem))
+
     def _stretches(self, piece: Piece) -> Iterator[Event]:
         if piece.thought:
             yield from self._opened(ReasoningItem)
             yield self._more(ThoughtDeltaEvent, piece.thought)
-        if piece.text or piece.entries:
-            yield from self._opened(MessageItem)
-            logprobs = self._shown(piece.entries)
-            self._logprobs += logprobs
-            yield self._more(TextDeltaEvent, piece.text, logprobs=logprobs)
+        said, entries = 0, deque(piece.entries)
         for call in piece.calls:
+            yield from self._text(piece.text[said : call.text_before], entries)
+            said = max(said, call.text_before)
             yield from self._call(call)
+        yield from self._text(piece.text[said:], entries, is_rest=True)
+
+    def _text(self, text: str, entries: deque[TokenEntry], *, is_rest: bool = False) -> Iterator[Event]:
+        """A stretch of what is said, with the entries of its tokens."""
+        own, size = [], 0
+        while entries and (is_rest or size < len(text)):
+            own.append(entries.popleft())
+            size += len(own[-1].text)
+        if text or own:
+            yield from self._opened(MessageItem)
+            logprobs = self._shown(own)
+            self._logprobs += logprobs
+            yield self._more(TextDeltaEvent, text, logprobs=logprobs)
 
     def _call(self, call: CallPiece) -> Iterator[Event]:
         if call.name:
@@ -246,7 +264,7 @@ class ResponseEvents:
         self._next += 1
         return Event(event.sequence_number, event.type, _ENCODER.encode(event))
 
-    def _shown(self, entries: tuple[TokenEntry, ...]) -> list[Logprob]:
+    def _shown(self, entries: Iterable[TokenEntry]) -> list[Logprob]:
         if self._num_top is None:
             return []
         return [

@@ -1,7 +1,7 @@
 """From the items of a history to the messages of a chat.
 
 Pure; runs on offload threads. Calls that follow an assistant's message are part of it, as chat templates
-have them, and a thought goes with what the assistant said or called next.
+have them, and a thought goes with what the assistant said or called next, if there is such a thing.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ def messages_of(instructions: str | None, items: Iterable[Item]) -> list[Message
         if isinstance(item, ReasoningItem):
             thought += "".join(part.text for part in item.content)
             continue
-        if isinstance(item, FunctionOutputItem):
-            messages.append(Message(role="tool", content=item.output, tool_call_id=item.call_id))
-        elif isinstance(item, FunctionCallItem):
+        if isinstance(item, FunctionCallItem):
             _add_call(messages, item, thought)
-        else:
+        elif isinstance(item, MessageItem) and item.role == "assistant":
             messages.append(_message(item, thought))
+        else:
+            messages += _thought_alone(thought)
+            messages.append(_message(item))
         thought = ""
-    return messages
+    return [*messages, *_thought_alone(thought)]
 
 
 def turn_starts(items: Sequence[Item]) -> list[int]:
@@ -42,12 +43,16 @@ def turn_starts(items: Sequence[Item]) -> list[int]:
     return [i for i, item in enumerate(items) if isinstance(item, MessageItem) and item.role == "user"]
 
 
-def _message(item: MessageItem, thought: str) -> Message:
+def _thought_alone(thought: str) -> list[Message]:
+    """Of an answer that was cut before it said anything."""
+    return [Message(role="assistant", content="", reasoning_content=thought)] if thought else []
+
+
+def _message(item: MessageItem | FunctionOutputItem, thought: str = "") -> Message:
+    if isinstance(item, FunctionOutputItem):
+        return Message(role="tool", content=item.output, tool_call_id=item.call_id)
     text = "".join(part.refusal if isinstance(part, Refusal) else part.text for part in item.content)
-    is_assistant = item.role == "assistant"
-    return Message(
-        role=item.role, content=text, reasoning_content=thought if thought and is_assistant else None
-    )
+    return Message(role=item.role, content=text, reasoning_content=thought or None)
 
 
 def _add_call(messages: list[Message], item: FunctionCallItem, thought: str) -> None:
