@@ -37,7 +37,7 @@ class Making(msgspec.Struct):
     output_token_ids: list[int]
 
 
-_MAKING = msgspec.msgpack.Decoder(Making)
+_MAKING = msgspec.json.Decoder(Making)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def as_record(
         body=encode_response(response),
         inputs=kept(request.items),
         outputs=kept(response.output),
-        making=msgspec.msgpack.encode(making),
+        making=_ENCODER.encode(making),
     )
 
 

@@ -313,6 +313,43 @@ async def check_calls(house: House, client: AsyncOpenAI) -> None:
     assert refused.value.param == "input[0].call_id"
 
 
+@pytest.mark.parametrize("per_step", [1, 3, 1000])
+async def test_what_is_said_around_calls_stays_around_them(tokenizer_dir: str, per_step: int) -> None:
+    """However much of the answer comes at once."""
+    call = '<tool_call>{"name": "look", "arguments": {"where": "there"}}</tool_call>'
+    async with opened(tokenizer_dir, info={"max_model_len": 2048, "num_blocks": 256}) as (house, client):
+        house.say(text_ids(f"Well: {call} Or: {call} Done."), per_step=per_step)
+        stream = await client.responses.create(model="tiny", input="Look.", tools=[TOOL], stream=True)
+        last = [event async for event in stream][-1]
+        assert last.type == "response.completed"
+        assert [
+            item.arguments if item.type == "function_call" else item.content[0].text.strip()  # type: ignore
+            for item in last.response.output
+        ] == ["Well:", '{"where": "there"}', "Or:", '{"where": "there"}', "Done."]
+        await house.check_alive()
+
+
+async def test_an_answer_without_a_word_can_be_followed(service: tuple[House, AsyncOpenAI]) -> None:
+    house, client = service
+    house.say([])
+    answer = await client.responses.create(model="tiny", input="Say nothing.")
+    assert (answer.status, answer.output_text) == ("completed", "")
+    (item,) = answer.output
+    assert item.type == "message"
+    await client.responses.create(model="tiny", input="Thanks.", previous_response_id=answer.id)
+    assert prompt_of(house).count("assistant") == 2
+
+
+async def test_numbers_of_any_size_come_back(service: tuple[House, AsyncOpenAI]) -> None:
+    _, client = service
+    schema = {"type": "object", "properties": {"x": {"maximum": 2**70}}}
+    tool: Any = {**TOOL, "parameters": schema}
+    answer = await client.responses.create(model="tiny", input="x", tools=[tool], tool_choice="none")
+    (shown,) = (await client.responses.retrieve(answer.id)).tools
+    assert shown.type == "function"
+    assert shown.parameters == schema
+
+
 async def test_log_probabilities(service: tuple[House, AsyncOpenAI]) -> None:
     house, client = service
     house.say(text_ids("ab"))
