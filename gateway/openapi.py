@@ -158,8 +158,9 @@ def _response(operation: Operation, status: int, kinds: list[ErrorKind], headers
         meanings.insert(0, "success" if status < 400 else "no success, for the reason given")
         schemas.insert(0, answer if isinstance(answer, dict) else ref(answer))
         if operation.chunk is not None:
-            content[EVENTS] = {"schema": _event(operation.chunk)}
-            headers = [*headers, "x-tidegate-max-tokens-clamped"]
+            is_typed = isinstance(operation.chunk, UnionType)
+            content[EVENTS] = {"schema": (_typed_event if is_typed else _event)(operation.chunk)}
+            headers = headers if is_typed else [*headers, "x-tidegate-max-tokens-clamped"]
     media_type = JSON if answer is None else operation.media_type
     content[media_type] = {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}
     return {
@@ -180,15 +181,7 @@ def _failure(kinds: list[ErrorKind]) -> Schema:
 
 
 def _event(chunk: Hint) -> Schema:
-    """One event of a stream, as its fields: chunks, perhaps an error, and the end mark; or typed events."""
-    if isinstance(chunk, UnionType):
-        typed = {"type": "string", "contentMediaType": JSON, "contentSchema": ref(chunk)}
-        return {
-            "description": "With 'stream': true. The last one says how it ended.",
-            "type": "object",
-            "properties": {"event": {"type": "string"}, "data": typed},
-            "required": ["event", "data"],
-        }
+    """One event of a stream, as its fields: chunks, perhaps an error, and the end mark."""
     payload = {
         "type": "string",
         "contentMediaType": JSON,
@@ -199,6 +192,19 @@ def _event(chunk: Hint) -> Schema:
         "type": "object",
         "properties": {"data": {"anyOf": [{"const": "[DONE]"}, payload]}},
         "required": ["data"],
+    }
+
+
+def _typed_event(chunk: Hint) -> Schema:
+    """The same where events have types, and the last one needs no mark."""
+    return {
+        "description": "With 'stream': true. Events numbered from 0; the last says how the response ended.",
+        "type": "object",
+        "properties": {
+            "event": {"description": "The 'type' of the data.", "type": "string"},
+            "data": {"type": "string", "contentMediaType": JSON, "contentSchema": ref(chunk)},
+        },
+        "required": ["event", "data"],
     }
 
 
@@ -227,7 +233,7 @@ _HEADERS: Schema = {
     "Upgrade": {"required": True, "schema": {"const": "websocket"}},
 }
 _RETRY = ("Retry-After", "retry-after-ms")
-_HEADERS_OF = {401: ("WWW-Authenticate",), 426: ("Upgrade",), 429: _RETRY, 503: _RETRY}
+_HEADERS_OF = {401: ("WWW-Authenticate",), 409: _RETRY, 426: ("Upgrade",), 429: _RETRY, 503: _RETRY}
 _REQUEST_ID: Schema = {
     "name": "x-request-id",
     "in": "header",

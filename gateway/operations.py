@@ -27,6 +27,7 @@ from gateway.openai.responses.wire import ResponseWire
 from gateway.openai.schemas import Hint, Schema, Struct
 from gateway.openai.tokens import Detokenized, DetokenizeWire, Tokenized, TokenizeWire
 from gateway.probe_answers import Health, Integrity, KvPlaces, ModelCard, ModelList, Version
+from gateway.responses.event_log import MAX_EVENT_NUMBER
 from gateway.responses.paging import DEFAULT_PAGE, MAX_PAGE
 from gateway.tickets import TicketAnswer
 
@@ -46,7 +47,7 @@ class Operation:
     """One method of one path. ``failures`` are its own, beside a wrong key and what can fail anywhere.
 
     ``answers``: bodies by status, a schema or the struct, or several, whose schema it is. ``chunk``: what the
-    events of a streamed answer carry. ``query``: names of what the URL may say.
+    events of a streamed answer carry; of several they have types. ``query``: names of what the URL may say.
     """
 
     method: str
@@ -209,7 +210,11 @@ QUERY_PARAMETERS = {
     "order": _in_query("order", "Oldest or newest first.", enum=["asc", "desc"], default="desc"),
     "stream": _in_query("stream", "Its events instead.", type="boolean", default=False),
     "starting_after": _in_query(
-        "starting_after", "Number of the last event that came.", type="integer", minimum=0
+        "starting_after",
+        "With 'stream': the number of the last event that came.",
+        type="integer",
+        minimum=0,
+        maximum=MAX_EVENT_NUMBER,
     ),
     "ticket": _in_query("ticket", "From /v1/tickets, in place of a key.", type="string"),
     "response_id": _in_query(

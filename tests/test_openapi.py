@@ -11,7 +11,8 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
+from typing import Any, get_args
 
 import jsonschema_rs
 import pytest
@@ -21,20 +22,35 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import Case, GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
+from gateway.openai.responses.events import AnyEvent
 from tests.support.bodies import bound, settle
-from tests.support.openai_models import check_answer, check_chunk, check_conversation, check_probe
+from tests.support.openai_models import (
+    check_answer,
+    check_chunk,
+    check_conversation,
+    check_event,
+    check_items,
+    check_probe,
+    check_response,
+)
+from tests.support.response_bodies import bound_response, settle_response
 from tests.support.server import ADMIN_KEY, Server, running_server
 
 KEY = "sk-test"
 SLOW = os.environ.get("TIDEGATE_SLOW") == "1"
-POSTS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
-GETS = (
-    "/v1/models", "/v1/models/{name}", "/health", "/metrics", "/version", "/openapi.json",
-    "/debug/kv", "/debug/integrity",
-)  # fmt: skip
+CHATS, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+POSTS = (CHATS, COMPLETIONS, RESPONSES, "/tokenize", "/detokenize")
 CONVERSATIONS = (
     ("POST", ""), ("GET", "/{id}"), ("POST", "/{id}"), ("POST", "/{id}/items"), ("GET", "/{id}/items"),
     ("GET", "/{id}/items/{item_id}"), ("DELETE", "/{id}/items/{item_id}"), ("DELETE", "/{id}"),
+)  # fmt: skip
+KEPT = (
+    ("GET", "/v1/responses/{id}"), ("GET", "/v1/responses/{id}/input_items"),
+    ("POST", "/v1/responses/{id}/cancel"), ("DELETE", "/v1/responses/{id}"),
+)  # fmt: skip
+GETS = (
+    "/v1/models", "/v1/models/{name}", "/health", "/metrics", "/version", "/openapi.json",
+    "/debug/kv", "/debug/integrity",
 )  # fmt: skip
 EXAMPLES = 2000 if SLOW else 20
 STRIDE = 1 if SLOW else 12  # of the cases at the bounds that make tokens, each so many-th is sent
@@ -58,13 +74,20 @@ def server() -> Iterator[Server]:
 
 
 class Prober:
-    """Sends cases and holds every answer against the document. ``statuses`` counts the answers."""
+    """Sends cases and holds every answer against the document. ``statuses`` counts the answers.
+
+    ``kept``: ids of responses that another turn can go on from; ``num_continued``: how many did.
+    """
 
     def __init__(self, server: Server) -> None:
+        self.kept: list[str] = []
+        self.num_continued = 0
+        self._url = server.url
         self.schema = schemathesis.openapi.from_url(server.url + "/openapi.json")
         self.document: dict[str, Any] = self.schema.raw_schema
         self.statuses: Counter[int] = Counter()
         self._session = requests.Session()
+        self._events = [self._validator(event.__name__) for event in get_args(AnyEvent)]
 
     def operation(self, method: str, path: str) -> Any:
         return self.schema[path][method]
@@ -90,31 +113,72 @@ class Prober:
         status: int = answer.status_code
         return status
 
+    def make_response(self, **fields: Any) -> str:
+        """The id of a new one."""
+        body = {"input": "Hi", "max_output_tokens": 2, **fields}
+        answer = self._session.post(
+            self._url + RESPONSES, json=body, headers=_headers(RESPONSES), timeout=120
+        )
+        assert answer.status_code == 200, answer.text
+        response_id: str = answer.json()["id"]
+        return response_id
+
     def _check_success(self, path: str, answer: Any) -> None:
         if answer.headers["content-type"][0].startswith("text/event-stream"):
-            self._check_events(path, answer.content.decode())
-        elif path in POSTS[:2]:
+            text = answer.content.decode()
+            assert text.endswith("\n\n")
+            blocks = [block for block in text.split("\n\n")[:-1] if not block.startswith(":")]
+            check = self._check_events if path.startswith(RESPONSES) else self._check_chunks
+            check(path, blocks)
+        elif path in (CHATS, COMPLETIONS):
             check_answer(path, answer.json())
+        elif path.endswith("/input_items"):
+            check_items(answer.json())
+        elif path.startswith(RESPONSES):
+            self._check_response(answer.json())
         elif path.startswith("/v1/conversations"):
             check_conversation(answer.json())
         elif path.startswith("/v1/"):
             check_probe(path, answer.json())
 
-    def _check_events(self, path: str, text: str) -> None:
+    def _check_chunks(self, path: str, blocks: list[str]) -> None:
         """Chunks as the document and the official client have them, then the end mark, once."""
-        assert text.endswith("\n\n")
-        blocks = [block for block in text.split("\n\n")[:-1] if not block.startswith(":")]
         assert all(block.startswith("data: ") and "\n" not in block for block in blocks)
         payloads = [block.removeprefix("data: ") for block in blocks]
         assert payloads.pop() == "[DONE]"
-        chunk = "ChatChunk" if path == "/v1/chat/completions" else "Completion"
-        components = {"schemas": self.document["components"]["schemas"]}
-        validator = jsonschema_rs.Draft202012Validator(
-            {"$ref": f"#/components/schemas/{chunk}", "components": components}
-        )
+        validator = self._validator("ChatChunk" if path == CHATS else "Completion")
         for payload in payloads:
             validator.validate(json.loads(payload))
             check_chunk(path, json.loads(payload))
+
+    def _check_events(self, path: str, blocks: list[str]) -> None:
+        """Events as the document and the official client have them, numbered without a gap, to the last."""
+        events = []
+        for block in blocks:
+            kind, payload = block.removeprefix("event: ").split("\ndata: ")
+            events.append(json.loads(payload))
+            assert events[-1]["type"] == kind
+            assert any(validator.is_valid(events[-1]) for validator in self._events)
+            check_event(events[-1])
+        numbers = [event["sequence_number"] for event in events]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else path != RESPONSES
+        if path == RESPONSES:
+            assert numbers[0] == 0
+            self._check_response(events[-1]["response"])
+
+    def _check_response(self, answer: Any) -> None:
+        if "deleted" in answer:
+            return
+        check_response(answer)
+        self.num_continued += answer["previous_response_id"] is not None
+        if answer["store"] and answer["status"] in ("completed", "incomplete"):
+            self.kept.append(answer["id"])
+
+    def _validator(self, name: str) -> Any:
+        components = {"schemas": self.document["components"]["schemas"]}
+        return jsonschema_rs.Draft202012Validator(
+            {"$ref": f"#/components/schemas/{name}", "components": components}
+        )
 
 
 def _headers(path: str) -> dict[str, str]:
@@ -126,9 +190,11 @@ def prober(server: Server) -> Prober:
     return Prober(server)
 
 
-def drive(prober: Prober, path: str, mode: GenerationMode, max_examples: int, prepare: Any) -> None:
-    """Send what hypothesis makes of the schema of a POST."""
-    strategy = prober.operation("POST", path).as_strategy(generation_mode=mode, headers=_headers(path))
+def drive(
+    prober: Prober, path: str, mode: GenerationMode, max_examples: int, prepare: Any, method: str = "POST"
+) -> None:
+    """Send what hypothesis makes of the schema of an operation."""
+    strategy = prober.operation(method, path).as_strategy(generation_mode=mode, headers=_headers(path))
 
     @settings(
         max_examples=max_examples,
@@ -140,29 +206,44 @@ def drive(prober: Prober, path: str, mode: GenerationMode, max_examples: int, pr
     )
     @given(case=strategy)
     def run(case: Case) -> None:
-        prepare(path, case.body)
+        prepare(case)
         prober.ask(case)
 
     run()
 
 
+def settled(prober: Prober, case: Case) -> None:
+    if case.path == RESPONSES:
+        settle_response(case.body, prober.kept[-8:])
+    else:
+        settle(case.path, case.body)
+
+
+def bounded(case: Case) -> None:
+    if case.path == RESPONSES:
+        bound_response(case.body)
+    else:
+        bound(case.path, case.body)
+
+
 @pytest.mark.parametrize("path", POSTS)
 def test_bodies_that_agree_with_themselves_are_answered(prober: Prober, path: str) -> None:
-    drive(prober, path, GenerationMode.POSITIVE, EXAMPLES, settle)
+    drive(prober, path, GenerationMode.POSITIVE, EXAMPLES, partial(settled, prober))
     share = prober.statuses[200] / prober.statuses.total()
     assert share >= MIN_SHARE_OF_200, prober.statuses
+    assert prober.num_continued > 0 or path != RESPONSES
 
 
 @pytest.mark.parametrize("path", POSTS)
 def test_any_bodies_of_the_right_form(prober: Prober, path: str) -> None:
-    drive(prober, path, GenerationMode.POSITIVE, EXAMPLES // 2, bound)
-    assert set(prober.statuses) <= {200, 400}
+    drive(prober, path, GenerationMode.POSITIVE, EXAMPLES // 2, bounded)
+    assert set(prober.statuses) <= ({200, 400, 404} if path == RESPONSES else {200, 400})
 
 
 @pytest.mark.parametrize("path", POSTS)
 def test_bodies_of_a_wrong_form_are_refused(prober: Prober, path: str) -> None:
-    drive(prober, path, GenerationMode.NEGATIVE, EXAMPLES, lambda path, body: None)
-    assert set(prober.statuses) <= {400, 404}  # 404: no such model
+    drive(prober, path, GenerationMode.NEGATIVE, EXAMPLES, lambda case: None)
+    assert set(prober.statuses) <= {400, 404}  # 404: no such model, nothing to go on from
 
 
 @pytest.mark.parametrize("path", POSTS)
@@ -173,10 +254,32 @@ def test_bodies_at_the_bounds(prober: Prober, path: str) -> None:
             number += 1
             if number % STRIDE and path.startswith("/v1/"):
                 continue
-            settle(path, case.body)
+            settled(prober, case)
         prober.ask(case)
     assert prober.statuses[200] > 5
     assert {400, 401, 405, 415} <= set(prober.statuses) <= {200, 400, 401, 404, 405, 415}
+
+
+@pytest.mark.parametrize(("method", "path"), KEPT)
+def test_responses_that_are_kept(prober: Prober, method: str, path: str) -> None:
+    """Every second case is about one that is there."""
+    number = 0
+
+    def aim(case: Case) -> None:
+        nonlocal number
+        number += 1
+        if number % 2 and case.path_parameters.get("id"):
+            case.path_parameters["id"] = prober.kept[-1]
+        if method == "DELETE" or number % 8 == 1:
+            prober.kept.append(prober.make_response(background=number % 16 == 1))
+
+    prober.kept.append(prober.make_response())
+    for case in prober.at_the_bounds(method, path):
+        aim(case)
+        prober.ask(case)
+    assert {200, 401, 404, 405} <= set(prober.statuses) <= {200, 400, 401, 404, 405}
+    drive(prober, path, GenerationMode.POSITIVE, EXAMPLES, aim, method)
+    assert set(prober.statuses) <= {200, 400, 401, 404, 405}
 
 
 @pytest.mark.parametrize("path", GETS)

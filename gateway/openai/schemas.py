@@ -33,17 +33,15 @@ def ref(hint: Hint) -> Schema:
 
 
 def component_schemas(asked: Iterable[Struct], answered: Iterable[Hint], figures: Figures) -> Schema:
-    """By name, the schemas of the structs that are asked with and answered with, and of all inside them.
-
-    What is in both is told as it may be asked, which what is answered keeps to.
-    """
+    """By name, the schemas of the structs that are asked with and answered with, and of all inside them."""
     bodies = set(asked)
     requests, answers = structs_in(bodies), structs_in(answered)
+    assert not requests & answers, requests & answers
     structs = sorted(requests | answers, key=lambda struct: struct.__name__)
     _, schemas = msgspec.json.schema_components(structs, ref_template=_REF + "{name}")
     assert len(schemas) == len(structs), "two structs have the same name"
     for struct in structs:
-        if struct not in requests:
+        if struct in answers:
             _finish_answer(schemas[struct.__name__], struct)
             continue
         _finish_request(schemas[struct.__name__], struct)

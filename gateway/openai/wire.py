@@ -50,12 +50,10 @@ LogitBias = Annotated[
     told("By token id.", maxProperties=MAX_LOGIT_BIAS),
 ]
 IgnoredName = Annotated[str | None, told("Accepted without effect.", maxLength=MAX_NAME_CHARS)]
-Metadata = Annotated[
-    dict[
-        Annotated[str, told(maxLength=MAX_METADATA_KEY)], Annotated[str, told(maxLength=MAX_METADATA_VALUE)]
-    ],
-    told("Accepted without effect.", maxProperties=MAX_METADATA),
+Labels = dict[
+    Annotated[str, told(maxLength=MAX_METADATA_KEY)], Annotated[str, told(maxLength=MAX_METADATA_VALUE)]
 ]
+Metadata = Annotated[Labels, told("Accepted without effect.", maxProperties=MAX_METADATA)]
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

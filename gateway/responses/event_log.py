@@ -13,6 +13,7 @@ from gateway.openai.responses.events import Event
 
 _EVENT_OVERHEAD_BYTES = 150  # of Python's objects around an event's bytes
 MAX_BATCH_BYTES = 64 * 2**10
+MAX_EVENT_NUMBER = 999_999_999  # that a client may name
 
 
 class EventsGoneError(LookupError):

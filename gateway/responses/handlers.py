@@ -18,12 +18,13 @@ from gateway.openai.responses.shape import DeletedResponse, encode, encode_respo
 from gateway.protocol import sse
 from gateway.request_keys import GATEWAY
 from gateway.responses.app_keys import RESPONSES
-from gateway.responses.event_log import EventsGoneError
+from gateway.responses.event_log import MAX_EVENT_NUMBER, EventsGoneError
 from gateway.responses.paging import page_of, page_query
 from gateway.responses.run import ResponseRun
 from gateway.sse_writer import SseWriter
 
 _JSON = "application/json"
+_MAX_DIGITS = len(str(MAX_EVENT_NUMBER))
 
 
 async def create(http: web.Request) -> web.StreamResponse:
@@ -46,7 +47,7 @@ async def retrieve(http: web.Request) -> web.StreamResponse:
     service, visitor = http.app[RESPONSES], known_visitor(http)
     response_id = http.match_info["id"]
     starting_after = _number(http, "starting_after")
-    if http.query.get("stream", "false").lower() not in ("true", "1"):
+    if not _flag(http, "stream"):
         if starting_after is not None:
             raise bad_request("starting_after", "'starting_after' goes with 'stream=true' only.")
         return web.Response(body=await service.retrieve(visitor, response_id), content_type=_JSON)
@@ -119,11 +120,18 @@ class _Patience:
             raise StreamFailedError(TOO_SLOW) from None
 
 
+def _flag(http: web.Request, name: str) -> bool:
+    given = http.query.get(name, "false")
+    if given not in ("true", "false"):
+        raise bad_request(name, f"'{name}' must be true or false.")
+    return given == "true"
+
+
 def _number(http: web.Request, name: str) -> int | None:
     given = http.query.get(name)
     if given is None:
         return None
-    if not (given.isascii() and given.isdigit() and len(given) < 10):
+    if not (given.isascii() and given.isdigit() and len(given) <= _MAX_DIGITS):
         raise bad_request(name, f"'{name}' must be the number of an event.")
     return int(given)
 

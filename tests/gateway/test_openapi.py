@@ -12,6 +12,8 @@ from schemathesis.specs.openapi.definitions import OPENAPI_31_VALIDATOR
 
 from gateway.app import build_app
 from gateway.errors import TABLE, ErrorKind
+from gateway.openai.responses.events import TERMINAL
+from gateway.responses.paging import MAX_PAGE
 from tests.gateway.house import House
 
 Make = Callable[..., Any]
@@ -157,6 +159,32 @@ async def test_a_stream_is_described_by_its_events(make_house: Make) -> None:
     assert payload["contentSchema"]["anyOf"][0] == {"$ref": "#/components/schemas/ChatChunk"}
 
 
+async def test_a_stream_of_typed_events_has_their_types(make_house: Make) -> None:
+    document = await document_of(make_house)
+    for method, path in (("post", "/v1/responses"), ("get", "/v1/responses/{id}")):
+        content = document["paths"][path][method]["responses"]["200"]["content"]
+        assert content["application/json"]["schema"] == {"$ref": "#/components/schemas/ResponseObject"}
+        schema = content["text/event-stream"]["schema"]
+        assert schema["required"] == ["event", "data"]
+        told = schema["properties"]["data"]["contentSchema"]["anyOf"]
+        names = [reference["$ref"].rpartition("/")[2] for reference in told]
+        schemas = [document["components"]["schemas"][name] for name in names]
+        types = [type for schema in schemas for type in schema["properties"]["type"]["enum"]]
+        assert len(types) == len(set(types))
+        assert set(types) >= {*TERMINAL, "response.created", "response.output_text.delta"}
+        assert all("sequence_number" in schema["required"] for schema in schemas)
+
+
+async def test_parameters_of_the_query_have_their_ranges(make_house: Make) -> None:
+    document = await document_of(make_house)
+    operation = document["paths"]["/v1/responses/{id}/input_items"]["get"]
+    names = [reference["$ref"].rpartition("/")[2] for reference in operation["parameters"]]
+    parameters = {name: document["components"]["parameters"][name] for name in names}
+    assert parameters["limit"]["schema"]["maximum"] == MAX_PAGE
+    assert parameters["order"]["schema"]["enum"] == ["asc", "desc"]
+    assert parameters["id"]["required"]
+
+
 async def test_no_field_that_may_be_sent_is_of_an_untold_type(make_house: Make) -> None:
     """A field of type Any must say what it may be, or that it has no effect."""
     schemas = (await document_of(make_house))["components"]["schemas"]
@@ -178,6 +206,7 @@ async def test_unknown_fields_are_refused_and_what_must_be_there_is_required(mak
         ("CompletionWire", ["prompt"]),
         ("DetokenizeWire", ["tokens"]),
         ("TokenizeWire", []),
+        ("ResponseWire", []),
     ):
         assert schemas[name]["additionalProperties"] is False
         assert schemas[name]["required"] == needed

@@ -16,11 +16,11 @@ _DRAWING = ("temperature", "top_p", "top_k", "min_p", "stop")
 
 
 def bound(path: str, body: Any) -> None:
-    """Keep what a body asks for short. Numbers that JSON Schema takes for whole are written as whole."""
+    """Keep what a body asks for short."""
     if not isinstance(body, dict):
         return
     for name in body:
-        body[name] = _whole(body[name])
+        body[name] = whole(body[name])
     if path.startswith("/v1/"):
         for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
             if isinstance(body.get(name), int):
@@ -142,11 +142,12 @@ def _settle_continuation(body: dict[str, Any]) -> None:
         body.pop("add_generation_prompt", None)
 
 
-def _whole(value: Any) -> Any:
+def whole(value: Any) -> Any:
+    """The same with numbers that JSON Schema takes for whole written as whole."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
-        return [_whole(item) for item in value]
+        return [whole(item) for item in value]
     if isinstance(value, dict):
-        return {key: _whole(item) for key, item in value.items()}
+        return {key: whole(item) for key, item in value.items()}
     return value

@@ -8,12 +8,16 @@ from typing import Any
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.conversations import Conversation, ConversationDeletedResource, ConversationItemList
-from pydantic import BaseModel
+from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
+from pydantic import BaseModel, TypeAdapter
 
 # What we tell beyond OpenAI's fields.
 OURS = {
     "max_model_len", "capabilities", "reasoning_content", "reasoning", "prompt_logprobs", "service_tier",
+    "store",
 }  # fmt: skip
+_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+_ITEM: TypeAdapter[Any] = TypeAdapter(ResponseItem)
 
 
 def check_answer(path: str, answer: Any) -> None:
@@ -46,6 +50,29 @@ def _without_first_nulls(answer: Any) -> None:
             assert logprobs["top_logprobs"][0] is None
             for values in logprobs.values():
                 del values[0]
+
+
+def check_response(response: Any) -> None:
+    """A Response object."""
+    _check(Response, response)
+
+
+def check_event(event: Any) -> None:
+    """An event of a streamed response.
+
+    The client for Python has ``bytes`` of log probabilities in whole items only, and no ``name`` of a call
+    where its arguments end; that for node has one.
+    """
+    parsed = _EVENT.validate_python(event, strict=True)
+    assert set(_unknown(parsed)) <= {*OURS, "bytes", "name"}, event
+
+
+def check_items(page: Any) -> None:
+    """A page of items."""
+    assert set(page) == {"object", "data", "first_id", "last_id", "has_more"}
+    for item in page["data"]:
+        parsed = _ITEM.validate_python(item, strict=True)
+        assert set(_unknown(parsed)) <= OURS, item
 
 
 def check_probe(path: str, answer: Any) -> None:

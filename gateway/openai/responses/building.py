@@ -17,10 +17,18 @@ from gateway.openai.responses.shape import (
     ResponseError,
     ResponseObject,
     ResponseUsage,
+    ShownAllowed,
     ShownCacheOptions,
+    ShownConversation,
+    ShownFormat,
+    ShownJson,
+    ShownName,
     ShownReasoning,
+    ShownSchema,
+    ShownText,
+    ShownTool,
 )
-from gateway.openai.responses.wire import ConversationRef, ResponseWire, TextConfig, TextFormat
+from gateway.openai.responses.wire import ChosenTool, FunctionTool, ResponseWire, TextConfig
 
 _DEFAULT_TTL = "30m"
 
@@ -42,20 +50,18 @@ def draft(
         model=model,
         parallel_tool_calls=wire.parallel_tool_calls is not False,
         previous_response_id=wire.previous_response_id,
-        conversation=None if conversation_id is None else ConversationRef(id=conversation_id),
+        conversation=None if conversation_id is None else ShownConversation(conversation_id),
         prompt_cache_key=wire.prompt_cache_key,
-        prompt_cache_retention=wire.prompt_cache_retention,
+        prompt_cache_retention=_retention(wire),
         prompt_cache_options=_cache_options(wire),
         reasoning=ShownReasoning(effort=None if wire.reasoning is None else wire.reasoning.effort),
         safety_identifier=wire.safety_identifier,
         service_tier=service_tier,
         store=wire.store is not False,
         temperature=sampling.temperature,
-        text=TextConfig(
-            format=(wire.text.format if wire.text else None) or TextFormat(type="text"), verbosity="medium"
-        ),
-        tool_choice=wire.tool_choice or "auto",
-        tools=wire.tools or [],
+        text=ShownText(_format(wire.text)),
+        tool_choice=_choice(wire.tool_choice),
+        tools=[_tool(tool) for tool in wire.tools or ()],
         top_logprobs=wire.top_logprobs or 0,
         top_p=sampling.top_p,
         truncation=wire.truncation or "disabled",
@@ -109,3 +115,30 @@ def _cache_options(wire: ResponseWire) -> ShownCacheOptions | None:
     if options is None:
         return None
     return ShownCacheOptions(options.mode or "implicit", options.ttl or _DEFAULT_TTL)
+
+
+def _retention(wire: ResponseWire) -> str | None:
+    """By the one of its two spellings that clients know from answers."""
+    return wire.prompt_cache_retention and wire.prompt_cache_retention.replace("-", "_")
+
+
+def _format(text: TextConfig | None) -> ShownFormat | ShownJson | ShownSchema:
+    wanted = None if text is None else text.format
+    if wanted is None or wanted.type == "text":
+        return ShownFormat()
+    if wanted.type == "json_object":
+        return ShownJson()
+    return ShownSchema(wanted.name or "", wanted.description, wanted.schema, wanted.strict)
+
+
+def _tool(tool: FunctionTool) -> ShownTool:
+    return ShownTool(tool.name or "", tool.description, tool.parameters, tool.strict)
+
+
+def _choice(choice: str | ChosenTool | None) -> str | ShownName | ShownAllowed:
+    if not isinstance(choice, ChosenTool):
+        return choice or "auto"
+    if choice.type == "function":
+        return ShownName(choice.name or "")
+    names = [ShownName(tool.name or "") for tool in choice.tools or ()]
+    return ShownAllowed(choice.mode or "auto", names)

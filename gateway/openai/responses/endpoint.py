@@ -19,7 +19,13 @@ from gateway.openai.chat import ChatEndpoint, ChatWire
 from gateway.openai.model import ModelContext
 from gateway.openai.responses.items import Item, check_calls, check_input
 from gateway.openai.responses.prompt import messages_of, turn_starts
-from gateway.openai.responses.wire import INCLUDED_LOGPROBS, ChosenTool, FunctionTool, ResponseWire
+from gateway.openai.responses.wire import (
+    INCLUDABLE,
+    INCLUDED_LOGPROBS,
+    ChosenTool,
+    FunctionTool,
+    ResponseWire,
+)
 from gateway.openai.tools import (
     AllowedTools,
     FunctionName,
@@ -31,7 +37,6 @@ from gateway.openai.tools import (
 from gateway.openai.validated import OPEN_ANSWER_TOKENS, GenerationRequest
 from gateway.openai.wire import JsonSchemaFormat, ResponseFormat, SamplingFields, decode
 
-_INCLUDABLE = (INCLUDED_LOGPROBS, "reasoning.encrypted_content")
 _DECODER = msgspec.json.Decoder(ResponseWire)
 _NAMES = {
     "messages": "input",
@@ -40,6 +45,8 @@ _NAMES = {
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
+    "tool_choice.function.name": "tool_choice.name",
+    "tool_choice.allowed_tools": "tool_choice",
 }
 _NAMED_FIRST = re.compile("|".join(map(re.escape, _NAMES)))
 _FUNCTION = re.compile(r"(tools\[\d+\])\.function")
@@ -154,9 +161,8 @@ def _check_kind(wire: ResponseWire) -> None:
 
 
 def _check_includes(wire: ResponseWire) -> None:
-    for name in wire.include or ():
-        if name not in _INCLUDABLE:
-            raise unsupported("include", f"'include' can have {' and '.join(_INCLUDABLE)} here.")
+    if not set(wire.include or ()) <= set(INCLUDABLE):
+        raise unsupported("include", f"'include' can have {' and '.join(INCLUDABLE)} here.")
 
 
 def _as_chat(wire: ResponseWire, items: Sequence[Item], *, opens_answer: bool) -> ChatWire:

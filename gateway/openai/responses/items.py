@@ -148,7 +148,10 @@ def check_calls(history: Sequence[Item], own: Sequence[Item], param: str = "inpu
 
 
 def _checked(item: InputItem, param: str) -> Item:
-    if item.type == "message":
+    is_message = item.type == "message"
+    if item.role not in (_ROLES if is_message else (None, *_ROLES)):
+        raise bad_request(f"{param}.role", f"The role must be one of {', '.join(_ROLES)}.")
+    if is_message:
         return _checked_message(item, param)
     if item.type == "function_call":
         call_id, name = _given(item, "call_id", param), _given(item, "name", param)
@@ -166,8 +169,7 @@ def _checked(item: InputItem, param: str) -> Item:
 
 
 def _checked_message(item: InputItem, param: str) -> MessageItem:
-    if item.role not in _ROLES:
-        raise bad_request(f"{param}.role", f"The role must be one of {', '.join(_ROLES)}.")
+    assert item.role is not None
     if item.content is None:
         raise bad_request(f"{param}.content", "A message must have content.")
     parts = [InputPart(type="text", text=item.content)] if isinstance(item.content, str) else item.content

@@ -5,18 +5,12 @@ Pure. Fields that a client did not set are told as they took effect.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from gateway.openai.notes import one_of
 from gateway.openai.responses.items import Item, OutputItem
-from gateway.openai.responses.wire import (
-    ChosenTool,
-    ConversationRef,
-    FunctionTool,
-    TextConfig,
-)
 
 STATUSES = ("queued", "in_progress", "completed", "incomplete", "failed", "cancelled")
 ENDED = frozenset(("completed", "incomplete", "failed", "cancelled"))
@@ -64,6 +58,48 @@ class ShownCacheOptions(msgspec.Struct):
     ttl: str
 
 
+class ShownConversation(msgspec.Struct):
+    id: str
+
+
+class ShownFormat(msgspec.Struct, tag_field="type", tag="text"):
+    """Any text."""
+
+
+class ShownJson(msgspec.Struct, tag_field="type", tag="json_object"):
+    """Any JSON object."""
+
+
+class ShownSchema(msgspec.Struct, tag_field="type", tag="json_schema"):
+    name: str
+    description: str | None
+    schema: dict[str, Any] | None
+    strict: bool | None
+
+
+class ShownText(msgspec.Struct):
+    format: ShownFormat | ShownJson | ShownSchema
+    verbosity: Literal["medium"] = "medium"
+
+
+class ShownTool(msgspec.Struct, tag_field="type", tag="function"):
+    name: str
+    description: str | None
+    parameters: dict[str, Any] | None
+    strict: bool | None
+
+
+class ShownName(msgspec.Struct, tag_field="type", tag="function"):
+    """A tool that is to be called, or may be."""
+
+    name: str
+
+
+class ShownAllowed(msgspec.Struct, tag_field="type", tag="allowed_tools"):
+    mode: Annotated[str, one_of(("auto", "required"))]
+    tools: list[ShownName]
+
+
 class ResponseObject(msgspec.Struct, kw_only=True):
     """One answer with all that led to it but its input, which has an address of its own."""
 
@@ -82,7 +118,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     output: list[OutputItem] = []
     parallel_tool_calls: bool = True
     previous_response_id: str | None = None
-    conversation: ConversationRef | None = None
+    conversation: ShownConversation | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: ShownCacheOptions | None = None
@@ -91,9 +127,9 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     service_tier: str
     store: bool = True
     temperature: float
-    text: TextConfig
-    tool_choice: str | ChosenTool
-    tools: list[FunctionTool] = []
+    text: ShownText
+    tool_choice: str | ShownName | ShownAllowed
+    tools: list[ShownTool] = []
     top_logprobs: int = 0
     top_p: float
     truncation: str = "disabled"
@@ -109,7 +145,7 @@ class DeletedResponse(msgspec.Struct):
 
 
 class ItemList(msgspec.Struct):
-    """A page of items."""
+    """A page of items, which are given as they were kept: encoded already."""
 
     data: list[Item]
     first_id: str | None

@@ -11,12 +11,13 @@ import msgspec
 
 from gateway.openai.chat_prompt import Effort, TemplateVariables
 from gateway.openai.notes import Exactly, Ignored, one_of, told
-from gateway.openai.ranges import MAX_LOGPROBS, MAX_NAME_CHARS
+from gateway.openai.ranges import MAX_LOGPROBS, MAX_METADATA, MAX_NAME_CHARS
 from gateway.openai.responses.items import Input
 from gateway.openai.tools import MAX_DESCRIPTION_CHARS, MAX_TOOLS, NAME_PATTERN
-from gateway.openai.wire import PromptCacheOptions, SamplingFields
+from gateway.openai.wire import Labels, PromptCacheOptions, SamplingFields
 
 INCLUDED_LOGPROBS = "message.output_text.logprobs"
+INCLUDABLE = (INCLUDED_LOGPROBS, "reasoning.encrypted_content")
 _Null = Annotated[Any, Exactly({"type": "null"})]
 
 
@@ -90,7 +91,7 @@ class ResponseWire(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     max_tool_calls: Annotated[int | None, told("Of built-in tools, of which there are none.", minimum=1)] = (
         None
     )
-    include: list[str] | None = None
+    include: list[Annotated[str, one_of(INCLUDABLE)]] | None = None
     top_logprobs: Annotated[int | None, told(minimum=0, maximum=MAX_LOGPROBS)] = None
     text: TextConfig | None = None
     tools: Annotated[list[FunctionTool], told(maxItems=MAX_TOOLS)] | None = None
@@ -98,6 +99,7 @@ class ResponseWire(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     reasoning: ReasoningConfig | None = None
     truncation: Annotated[str, one_of(("auto", "disabled"))] | None = None
     stream_options: ResponseStreamOptions | None = None
+    metadata: Annotated[Labels, told("Told with the response.", maxProperties=MAX_METADATA)] | None = None
     chat_template_kwargs: TemplateVariables | None = None
     prompt: _Null = None
     context_management: Any = None
