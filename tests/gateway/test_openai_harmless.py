@@ -14,8 +14,6 @@ Make = Callable[..., Any]
 HARMLESS: dict[str, Any] = {
     "user": "u" * 512,
     "safety_identifier": "s" * 512,
-    "prompt_cache_key": "k" * 512,
-    "prompt_cache_retention": "24h",
     "metadata": {f"{i:064}": "v" * 512 for i in range(16)},
     "store": True,
     "spaces_between_special_tokens": False,
