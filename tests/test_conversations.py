@@ -1,4 +1,4 @@
-"""Conversations over plain HTTP whose clients leave: what they leave behind, and what the next turn gets.
+"""Conversations over HTTP whose clients leave: what they leave behind, and what the next turn gets.
 
 A real server, ``--deterministic``, so that a disturbed conversation and an undisturbed one have the same text
 to the letter. The two use different keys and therefore share no block.
@@ -86,5 +86,39 @@ def test_conversations_without_end_whose_clients_leave_cost_nothing(server: Serv
     check_counts(server)
     with client_of(server, "undisturbed") as client:
         assert turn(client, question) == before
+    check_counts(server)
+    assert server.get("/health")[0] == 200
+
+
+def leave_response(client: OpenAI, number: int, store: bool) -> str:
+    """Begin a session that wants to be kept for a week, go away in its midst, and tell its id."""
+    stream = client.responses.create(
+        model="SmolLM2-135M-Instruct", input=f"Session {number}: " + f"word{number} " * 12, stream=True,
+        max_output_tokens=12 if store else 150, store=store, prompt_cache_key=f"session-{number}",
+        extra_body={"prompt_cache_options": {"ttl": "7d"}},
+    )  # fmt: skip
+    events = [event for event, _ in zip(stream, range(1 + number % 4), strict=False)]
+    stream.close()
+    assert events[0].type == "response.created"
+    return events[0].response.id
+
+
+@pytest.mark.case("E9")
+@pytest.mark.parametrize("store", [True, False])
+def test_sessions_without_end_whose_clients_leave_cost_nothing(server: Server, store: bool) -> None:
+    """Those that are stored are answered all the same, and can be gone on from."""
+    options: dict[str, Any] = {"model": "SmolLM2-135M-Instruct", "temperature": 0, "max_output_tokens": 8}
+    with client_of(server, "undisturbed") as client:
+        before = client.responses.create(input="What is the capital of France?", **options)
+    with client_of(server, "disturbed") as client:
+        ids = [leave_response(client, number, store) for number in range(MANY)]
+        check_counts(server)
+        if store:
+            assert {client.responses.retrieve(each).status for each in ids} <= {"completed", "incomplete"}
+            later = client.responses.create(input="And then?", previous_response_id=ids[0], **options)
+            assert later.output_text
+    with client_of(server, "undisturbed") as client:
+        after = client.responses.create(input="What is the capital of France?", **options)
+    assert after.output_text == before.output_text
     check_counts(server)
     assert server.get("/health")[0] == 200

@@ -81,6 +81,46 @@ def test_langchain_gets_structured_output(server: Server, method: str) -> None:
     assert isinstance(chat.invoke("Is it warm in Paris?"), Weather)
 
 
+def responses_langchain(server: Server, **fields: Any) -> Any:
+    return langchain(server, use_responses_api=True, max_tokens=30, **fields)
+
+
+def test_langchain_streams_responses(server: Server) -> None:
+    chat = responses_langchain(server)
+    whole = chat.invoke(QUESTION)
+    pieces = list(chat.stream(QUESTION))
+    gathered = sum(pieces[1:], start=pieces[0])
+    assert gathered.text == whole.text
+    assert "red" in whole.text.lower()
+    assert whole.response_metadata["id"].startswith("resp_")
+    assert gathered.usage_metadata["output_tokens"] == whole.usage_metadata["output_tokens"]
+
+
+def test_langchain_goes_on_from_a_response(server: Server) -> None:
+    from langchain_core.messages import HumanMessage
+
+    chat = responses_langchain(server, use_previous_response_id=True)
+    history: list[Any] = [HumanMessage(QUESTION)]
+    history.append(chat.invoke(history))
+    later = chat.invoke([*history, HumanMessage("And one more?")])
+    alone = responses_langchain(server).invoke([*history, HumanMessage("And one more?")])
+    assert later.text == alone.text
+    assert later.usage_metadata["input_tokens"] == alone.usage_metadata["input_tokens"]
+
+
+def test_langchain_binds_tools_to_responses(server: Server) -> None:
+    chat = responses_langchain(server).bind_tools([Weather], tool_choice="Weather")
+    (call,) = chat.invoke("Is it warm in Paris?").tool_calls
+    assert Weather(**call["args"])
+    pieces = list(chat.stream("Is it warm in Paris?"))
+    assert sum(pieces[1:], start=pieces[0]).tool_calls[0]["args"] == call["args"]
+
+
+def test_langchain_gets_structured_responses(server: Server) -> None:
+    chat = responses_langchain(server).with_structured_output(Weather, method="json_schema")
+    assert isinstance(chat.invoke("Is it warm in Paris?"), Weather)
+
+
 # ---- litellm -------------------------------------------------------------------------------------
 
 
@@ -139,3 +179,31 @@ def test_litellm_gets_structured_output(server: Server) -> None:
 
     answer = litellm.completion(**litellm_options(server, response_format=Weather, max_tokens=100))
     assert Weather.model_validate_json(answer.choices[0].message.content)
+
+
+def litellm_response(server: Server, **fields: Any) -> Any:
+    import litellm
+
+    return litellm.responses(
+        model=f"openai/{MODEL}",
+        api_base=f"{server.url}/v1",
+        api_key=KEY,
+        temperature=0,
+        max_output_tokens=30,
+        **fields,
+    )
+
+
+def test_litellm_streams_responses(server: Server) -> None:
+    whole = litellm_response(server, input=QUESTION)
+    events = list(litellm_response(server, input=QUESTION, stream=True))
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text == whole.output_text
+    assert "red" in text.lower()
+    assert events[-1].type == "response.completed"
+
+
+def test_litellm_goes_on_from_a_response(server: Server) -> None:
+    first = litellm_response(server, input=QUESTION)
+    second = litellm_response(server, input="And one more?", previous_response_id=first.id)
+    assert second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens

@@ -394,3 +394,66 @@ describe("the rest", () => {
     assert.deepEqual(counts, [...counts].sort((a, b) => a - b));
   });
 });
+
+describe("responses", () => {
+  const options = { model, temperature: 0, max_output_tokens: 16, input: "Name three primary colors." };
+  const deltas = (events) =>
+    events.filter((event) => event.type === "response.output_text.delta").map((event) => event.delta).join("");
+  const numbers = (events) => events.map((event) => event.sequence_number);
+
+  test("streamed is what is told plain", async () => {
+    const plain = await client.responses.create(options);
+    const events = await collect(await client.responses.create({ ...options, stream: true }));
+    assert.equal(deltas(events), plain.output_text);
+    assert.deepEqual(numbers(events), events.map((_, index) => index));
+    assert.equal(events.at(-1).response.output_text ?? deltas(events), plain.output_text);
+  });
+
+  test("the runner that gathers a stream takes ours", async () => {
+    const stream = client.responses.stream(options);
+    const events = await collect(stream);
+    assert.equal((await stream.finalResponse()).output_text, deltas(events));
+  });
+
+  test("a turn follows another, and its items are told", async () => {
+    const first = await client.responses.create(options);
+    const second = await client.responses.create({
+      ...options, max_output_tokens: 4, input: "And?", previous_response_id: first.id,
+    });
+    assert.ok(second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens);
+    const items = await collect(client.responses.inputItems.list(second.id, { order: "asc", limit: 2 }));
+    assert.deepEqual(items.map((item) => item.role), ["user", "assistant", "user"]);
+  });
+
+  test("a stream that broke goes on, and loses nothing", async () => {
+    const seen = [];
+    for await (const event of await client.responses.create({ ...options, stream: true })) {
+      seen.push(event);
+      if (seen.length === 6) break;
+    }
+    const { id } = seen[0].response;
+    const rest = await client.responses.retrieve(id, { stream: true, starting_after: seen.at(-1).sequence_number });
+    seen.push(...(await collect(rest)));
+    assert.deepEqual(numbers(seen), seen.map((_, index) => index));
+    assert.equal(deltas(seen), (await client.responses.retrieve(id)).output_text);
+  });
+
+  test("in the background, cancelled, deleted", async () => {
+    const running = await client.responses.create({ ...options, max_output_tokens: 1500, ignore_eos: true, background: true });
+    await refusal(client.responses.create({ ...options, previous_response_id: running.id }), OpenAI.ConflictError);
+    assert.equal((await client.responses.cancel(running.id)).status, "cancelled");
+    await client.responses.delete(running.id);
+    await refusal(client.responses.retrieve(running.id), OpenAI.NotFoundError);
+  });
+
+  test("a form is parsed, a tool is called", async () => {
+    const format = { type: "json_schema", name: "animal", schema: animal, strict: true };
+    const formed = await client.responses.parse({ ...options, max_output_tokens: 60, text: { format } });
+    checkAnimal(formed.output_text);
+    const tools = [{ type: "function", ...weather.function, strict: true }];
+    const asked = { ...options, max_output_tokens: 100, tools, tool_choice: { type: "function", name: "get_weather" } };
+    const [call] = (await client.responses.create(asked)).output;
+    assert.equal(call.type, "function_call");
+    checkWeather(call.arguments);
+  });
+});
