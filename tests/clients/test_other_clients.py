@@ -82,7 +82,7 @@ def test_langchain_gets_structured_output(server: Server, method: str) -> None:
 
 
 def responses_langchain(server: Server, **fields: Any) -> Any:
-    return langchain(server, use_responses_api=True, max_tokens=30, **fields)
+    return langchain(server, use_responses_api=True, **{"max_tokens": 20, **fields})
 
 
 def test_langchain_streams_responses(server: Server) -> None:
@@ -109,7 +109,7 @@ def test_langchain_goes_on_from_a_response(server: Server) -> None:
 
 
 def test_langchain_binds_tools_to_responses(server: Server) -> None:
-    chat = responses_langchain(server).bind_tools([Weather], tool_choice="Weather")
+    chat = responses_langchain(server, max_tokens=100).bind_tools([Weather], tool_choice="Weather")
     (call,) = chat.invoke("Is it warm in Paris?").tool_calls
     assert Weather(**call["args"])
     pieces = list(chat.stream("Is it warm in Paris?"))
@@ -117,7 +117,7 @@ def test_langchain_binds_tools_to_responses(server: Server) -> None:
 
 
 def test_langchain_gets_structured_responses(server: Server) -> None:
-    chat = responses_langchain(server).with_structured_output(Weather, method="json_schema")
+    chat = responses_langchain(server, max_tokens=100).with_structured_output(Weather, method="json_schema")
     assert isinstance(chat.invoke("Is it warm in Paris?"), Weather)
 
 
@@ -189,7 +189,7 @@ def litellm_response(server: Server, **fields: Any) -> Any:
         api_base=f"{server.url}/v1",
         api_key=KEY,
         temperature=0,
-        max_output_tokens=30,
+        max_output_tokens=20,
         **fields,
     )
 

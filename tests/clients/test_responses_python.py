@@ -107,6 +107,22 @@ def test_a_chat_and_a_response_are_the_same_answer(client: OpenAI, whole: Respon
     assert whole.output_text == chat.choices[0].message.content
 
 
+def test_turns_of_a_conversation(client: OpenAI) -> None:
+    conversation = client.conversations.create(items=[{"role": "developer", "content": "Be brief."}])
+    short: dict[str, Any] = {**GREEDY, "max_output_tokens": 4, "conversation": conversation.id}
+    first = client.responses.create(**short, input="One.")
+    assert first.conversation is not None and first.conversation.id == conversation.id
+    second = client.responses.create(**short, input="Two.")
+    assert first.usage is not None and second.usage is not None
+    assert second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens
+    items = list(client.conversations.items.list(conversation.id, order="asc", limit=2))
+    roles = [getattr(item, "role", None) for item in items]
+    assert roles == ["developer", "user", "assistant", "user", "assistant"]
+    client.conversations.delete(conversation.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.create(**short, input="Three.")
+
+
 def test_input_items_page_by_page(client: OpenAI) -> None:
     first = client.responses.create(**{**GREEDY, "max_output_tokens": 4}, input="One.")
     second = client.responses.create(
