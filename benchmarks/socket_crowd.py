@@ -147,4 +147,6 @@ def crowd(port: int, *, num_idle: int = 0, num_active: int = 0) -> Iterator[Crow
 if __name__ == "__main__":
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
-    print(json.dumps(uvloop.run(_crowd(*map(int, sys.argv[1:4])))))
+    arrivals = uvloop.run(_crowd(*map(int, sys.argv[1:4])))
+    os.set_blocking(sys.stdout.fileno(), True)  # the loop may have changed that
+    print(json.dumps(arrivals))
