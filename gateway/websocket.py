@@ -90,15 +90,16 @@ class ResponsesSocket:
         connection = cast(Connection, self._request.protocol)
         connection.on_upgraded_data = self._count_incoming
         try:
-            if first is not None:
-                await self._carry_out(self._session.take(first))
-            while (message := await self._next_message()) is not None:
-                await self._carry_out(await self._read(message))
-        except ConnectionResetError:
-            pass  # the client went
+            await self._guarded(self._listen, first)
         finally:
             connection.on_upgraded_data = None
             await self._release()
+
+    async def _listen(self, first: Resume | None) -> None:
+        if first is not None:
+            await self._carry_out(self._session.take(first))
+        while (message := await self._next_message()) is not None:
+            await self._carry_out(await self._read(message))
 
     def leave(self, error: ApiError) -> None:
         self._start(self._carry_out, self._session.leave(error))
@@ -229,7 +230,7 @@ class ResponsesSocket:
         try:
             await work(*args)
         except ConnectionResetError:
-            pass  # who reads will see it
+            pass  # the client went
         except Exception:
             log.exception("WebSocket of request %s failed", request_id_of(self._request))
             self._end(ApiError(ErrorKind.INTERNAL, "The server failed to go on."))

@@ -18,6 +18,7 @@ from aiohttp import WSMsgType
 from engine.scripted import Script
 from gateway.connection_limits import WebSocketLimits
 from gateway.mailbox import SHUTDOWN, StreamLimits
+from gateway.protocol.ws_session import WsSession
 from gateway.tenants import hash_key
 from tests.gateway.house import House, RawClient, raw_client, text_ids, until
 
@@ -396,7 +397,7 @@ async def test_a_second_turn_waits_and_one_that_was_dropped_is_wholly_dropped(ma
 @pytest.mark.case("E9")
 async def test_connections_without_end_leave_nothing(make_house: Make) -> None:
     house: House = await make_house(info=LONG, detached_s=0.0)
-    for number in range(30):
+    for number in range(16):
         house.script(ENDLESS)
         async with connected(house) as client:
             await client.create(store=bool(number % 2), prompt_cache_key=f"session {number}")
@@ -527,6 +528,20 @@ async def test_what_does_not_finish_in_time_ends_in_band(make_house: Make) -> No
         assert ended["response"]["error"]["code"] == "server_error"
         assert await client.close_code() == 1001
         await drained
+
+
+async def test_a_fault_of_ours_closes_with_1011_and_is_logged(
+    make_house: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    house: House = await make_house()
+    async with connected(house) as client, connected(house) as other:
+        with monkeypatch.context() as patch:
+            patch.setattr(WsSession, "take", lambda *_: 1 / 0)
+            await client.create()
+            assert await client.close_code() == 1011
+        assert (await other.answer())[0] == "ok"
+    assert "ZeroDivisionError" in caplog.text
+    await no_sockets(house)
 
 
 async def test_compression_is_off_unless_asked_for(make_house: Make) -> None:
