@@ -12,7 +12,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c c
 RUNTIME := $(VENV)/.runtime-installed
 TEST    := $(VENV)/.test-installed
 
-.PHONY: help install serve chat doctor test test-slow lint bench-tiers bench-isolation format clean
+.PHONY: help install serve chat doctor test test-slow lint bench-tiers bench-isolation bench-sessions format clean
 
 help:
 	@echo "make serve [MODEL=path] [ARGS='--port 9000']   serve a model (the built-in one by default)"
@@ -22,6 +22,7 @@ help:
 	@echo "make test-slow                                 the same tests with their full counts"
 	@echo "make bench-tiers                               measure the KV tiers (about 10 minutes, idle machine)"
 	@echo "make bench-isolation                           measure what one client does to others (2 minutes, idle machine)"
+	@echo "make bench-sessions                            measure sessions that come back (30 minutes, idle machine)"
 	@echo "make format                                    format the code"
 
 install: $(RUNTIME)
@@ -61,6 +62,9 @@ test-slow: lint
 
 bench-isolation: $(TEST)
 	$(BIN)/python -m benchmarks.isolation --json docs/benchmarks/isolation.json
+
+bench-sessions: $(TEST)
+	$(BIN)/python -m benchmarks.sessions --json docs/benchmarks/sessions.json
 
 bench-tiers: $(TEST)
 	$(BIN)/python -m benchmarks.restore --json docs/benchmarks/restore.json

@@ -75,12 +75,7 @@ class Server:
 
     def metrics(self) -> dict[str, float]:
         """All samples by name and labels, as ``name{a=b}``."""
-        samples = {}
-        for line in self.get("/metrics").decode().splitlines():
-            if found := _SAMPLE.match(line):
-                labels = (found.group(2) or "").replace('"', "")
-                samples[f"{found.group(1)}{{{labels}}}"] = float(found.group(3))
-        return samples
+        return parse_samples(self.get("/metrics").decode())
 
     def kv(self) -> dict[str, Any]:
         """What ``/debug/kv`` says."""
@@ -111,6 +106,16 @@ class Server:
             return bool(json.loads(self.get("/health"))["status"] == "ok")
         except (OSError, ValueError, http.client.HTTPException):
             return False
+
+
+def parse_samples(text: str) -> dict[str, float]:
+    """What ``/metrics`` answers, by name and labels."""
+    samples = {}
+    for line in text.splitlines():
+        if found := _SAMPLE.match(line):
+            labels = (found.group(2) or "").replace('"', "")
+            samples[f"{found.group(1)}{{{labels}}}"] = float(found.group(3))
+    return samples
 
 
 @contextlib.contextmanager

@@ -68,6 +68,7 @@ DECIDERS = (
     "gateway.tools.json_calls", "gateway.tools.llama3_json", "gateway.tools.mistral",
     "gateway.tools.python_values", "gateway.tools.pythonic", "gateway.tools.registry",
     "engine.core", "engine.messages", "engine.stats", "engine.config", "engine.restarts", "engine.forget_log",
+    "benchmarks.session_plan", "benchmarks.session_results",
 )  # fmt: skip
 DOING = {"torch", "socket", "threading", "time", "asyncio", "selectors", "concurrent", "datetime"}
 

@@ -1,0 +1,131 @@
+"""Asks a server for responses and times them: over HTTP, or a WebSocket for each session.
+
+Runs on one event loop, which does little else; how late it is, it measures itself. Times are of the monotonic
+clock. Whatever goes wrong with an answer is a reply that says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+import aiohttp
+
+from benchmarks.servers import parse_samples
+from benchmarks.session_results import Json, Reply
+
+_PATIENCE_S = 120
+_PROBE_S = 0.02
+_LAST = frozenset(("response.completed", "response.incomplete", "response.failed", "error"))
+_DELTA = "response.output_text.delta"
+
+
+class Transport(Protocol):
+    """Carries one response; ``lane`` tells sessions apart."""
+
+    def events(self, lane: int, body: Json) -> AsyncIterator[Json]:
+        """Its events to the last. Raises OSError, or what aiohttp makes of a server that is gone."""
+        ...
+
+
+class HttpEvents:
+    """Server-sent events, each response over whatever connection is free. Implements Transport."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
+        self._http = http
+        self._url = f"{url}/v1/responses"
+
+    async def events(self, lane: int, body: Json) -> AsyncIterator[Json]:
+        async with self._http.post(self._url, json={**body, "stream": True}) as answer:
+            if answer.status != 200:
+                yield {"type": "error", "message": f"{answer.status}: {await answer.text()}"}
+                return
+            async for line in answer.content:
+                if line.startswith(b"data: {"):
+                    yield json.loads(line[6:])
+
+
+class SocketEvents:
+    """A WebSocket for each lane, which stays open. Implements Transport."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
+        self._http = http
+        self._url = f"{url}/v1/responses"
+        self._sockets: dict[int, aiohttp.ClientWebSocketResponse] = {}
+
+    async def events(self, lane: int, body: Json) -> AsyncIterator[Json]:
+        if lane not in self._sockets or self._sockets[lane].closed:
+            self._sockets[lane] = await self._http.ws_connect(self._url, max_msg_size=0)
+        await self._sockets[lane].send_str(json.dumps({"type": "response.create", **body}))
+        async for message in self._sockets[lane]:
+            event = json.loads(message.data)
+            yield event
+            if event["type"] in _LAST:
+                return
+
+
+class Client:
+    """Of one server."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, *, websocket: bool = False) -> None:
+        self._http = http
+        self._url = url
+        self._transport: Transport = SocketEvents(http, url) if websocket else HttpEvents(http, url)
+
+    async def respond(self, lane: int, body: Json, on_first: Callable[[], None] = lambda: None) -> Reply:
+        """Ask for a response; ``on_first`` is called at its first word, or its end if it has none."""
+        reply = Reply(time.monotonic())
+        last: Json = {}
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                async for event in self._transport.events(lane, body):
+                    if not reply.first_at and (event["type"] == _DELTA or event["type"] in _LAST):
+                        reply.first_at = time.monotonic()
+                        on_first()
+                    last = event
+        except (OSError, aiohttp.ClientError) as error:
+            reply.error = f"{type(error).__name__}: {error}"
+        reply.ended_at = time.monotonic()
+        if not reply.first_at:
+            on_first()
+        if last.get("type") in ("response.completed", "response.incomplete"):
+            reply.take(last["response"])
+        else:
+            reply.error = reply.error or json.dumps(last)[:500] or "it broke off"
+        return reply
+
+    async def samples(self) -> dict[str, float]:
+        """All that ``/metrics`` has."""
+        async with self._http.get(f"{self._url}/metrics") as answer:
+            return parse_samples(await answer.text())
+
+
+@asynccontextmanager
+async def client_of(port: int, *, websocket: bool = False) -> AsyncIterator[Client]:
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
+        yield Client(http, f"http://127.0.0.1:{port}", websocket=websocket)
+
+
+@asynccontextmanager
+async def measured_lag() -> AsyncIterator[list[float]]:
+    """Seconds by which this event loop is late, many times a second while the scope lasts."""
+    found: list[float] = []
+
+    async def probe() -> None:
+        while True:
+            due = time.monotonic() + _PROBE_S
+            await asyncio.sleep(_PROBE_S)
+            found.append(time.monotonic() - due)
+
+    task = asyncio.create_task(probe(), name="lag-probe")
+    try:
+        yield found
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
