@@ -20,7 +20,8 @@ from benchmarks.session_results import Json, Reply
 
 _PATIENCE_S = 120
 _PROBE_S = 0.02
-_LAST = frozenset(("response.completed", "response.incomplete", "response.failed", "error"))
+_DELIVERED = frozenset(("response.completed", "response.incomplete"))
+_LAST = _DELIVERED | {"response.failed", "error"}
 _DELTA = "response.output_text.delta"
 
 
@@ -79,23 +80,22 @@ class Client:
     async def respond(self, lane: int, body: Json, on_first: Callable[[], None] = lambda: None) -> Reply:
         """Ask for a response; ``on_first`` is called at its first word, or its end if it has none."""
         reply = Reply(time.monotonic())
-        last: Json = {}
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 async for event in self._transport.events(lane, body):
                     if not reply.first_at and (event["type"] == _DELTA or event["type"] in _LAST):
                         reply.first_at = time.monotonic()
                         on_first()
-                    last = event
+                    reply.last = event
         except (OSError, aiohttp.ClientError) as error:
             reply.error = f"{type(error).__name__}: {error}"
         reply.ended_at = time.monotonic()
         if not reply.first_at:
             on_first()
-        if last.get("type") in ("response.completed", "response.incomplete"):
-            reply.take(last["response"])
+        if reply.last.get("type") in _DELIVERED:
+            reply.take(reply.last["response"])
         else:
-            reply.error = reply.error or json.dumps(last)[:500] or "it broke off"
+            reply.error = reply.error or f"it ended with {json.dumps(reply.last)[:500]}"
         return reply
 
     async def samples(self) -> dict[str, float]:
@@ -105,10 +105,11 @@ class Client:
 
 
 @asynccontextmanager
-async def client_of(port: int, *, websocket: bool = False) -> AsyncIterator[Client]:
+async def client_of(port: int, *, websocket: bool = False, key: str = "none") -> AsyncIterator[Client]:
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
+    headers = {"Authorization": f"Bearer {key}"}
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as http:
         yield Client(http, f"http://127.0.0.1:{port}", websocket=websocket)
 
 

@@ -20,7 +20,7 @@ Samples = Mapping[str, float]
 class Reply:
     """One answer. ``error`` is empty if it came whole; ``first_at`` is when its first word came.
 
-    ``tokens``: each with its log probability, if they were asked for.
+    ``tokens``: each with its log probability, if they were asked for. ``last``: its last event.
     """
 
     sent_at: float
@@ -33,6 +33,7 @@ class Reply:
     output_tokens: int = 0
     tokens: list[tuple[str, float]] = field(default_factory=list)
     error: str = ""
+    last: Json = field(default_factory=dict)
 
     @property
     def ttft_s(self) -> float:
