@@ -432,7 +432,7 @@ async def test_a_client_that_does_not_read_is_closed_and_costs_a_bound(make_hous
 
 
 async def test_one_that_does_not_answer_pings_is_gone(make_house: Make) -> None:
-    house: House = await make_house(websocket_limits=WebSocketLimits(ping_s=0.05))
+    house: House = await make_house(websocket_limits=WebSocketLimits(ping_s=0.6))
     async with connected(house) as good, raw_client(house) as silent:
         reading = asyncio.create_task(good.event())  # a client that reads answers them by itself
         await upgraded(silent)
