@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from engine.config import ConfigError, ModelConfig, RopeScaling
+from engine.loading.gguf_reader import LeanReader
 from engine.loading.hf_directory import DummyWeights
 from engine.loading.shapes import check_sizes, usable_token_ids
 from engine.loading.source import TensorSource
@@ -40,7 +41,7 @@ _LAYER = {
 def open_file(path: Path, load_format: str, seed: int) -> tuple[ModelConfig, TensorSource]:
     """The shape of the model and its weights. Raises ConfigError."""
     try:
-        reader = gguf.GGUFReader(path)
+        reader = LeanReader(path)
     except Exception as error:  # the reader raises whatever numpy or struct do on a broken file
         raise ConfigError(f"{path} cannot be read as a GGUF file; it may be damaged or cut short.") from error
     try:
@@ -85,8 +86,9 @@ class GGUFWeights:
 
     def load(self, name: str) -> torch.Tensor:
         tensor = self._tensors[name]
+        data = np.asarray(tensor.data)  # a slice of a memory map costs several times one of an array
         try:
-            values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+            values = gguf.quants.dequantize(data, tensor.tensor_type)
         except (NotImplementedError, ValueError) as error:
             raise ConfigError(
                 f"{tensor.name} in {self._path} is {tensor.tensor_type.name}, which cannot be decoded."
