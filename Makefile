@@ -54,11 +54,19 @@ lint: $(TEST)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Two workers run what may run beside other tests; then comes, by itself, what may not. Either's failure counts.
+define run-tests
+failed=0; \
+$(BIN)/python -m pytest -n 2 --dist loadfile -m '$(1)not alone' || failed=1; \
+$(BIN)/python -m pytest -m '$(1)alone' || failed=1; \
+exit $$failed
+endef
+
 test: lint
-	$(BIN)/python -m pytest -m 'not slow'
+	$(call run-tests,not slow and )
 
 test-slow: lint
-	TIDEGATE_SLOW=1 $(BIN)/python -m pytest
+	export TIDEGATE_SLOW=1; $(call run-tests)
 
 bench-isolation: $(TEST)
 	$(BIN)/python -m benchmarks.isolation --json docs/benchmarks/isolation.json

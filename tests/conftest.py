@@ -1,4 +1,4 @@
-"""What all tests share: the event loop that ships."""
+"""What all tests share: the event loop that ships, and the machine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from collections.abc import Callable, Mapping
 
 import pytest
 import uvloop
+
+from tests.support.workers import share_processors
+
+share_processors()
 
 
 def pytest_asyncio_loop_factories(

@@ -1,7 +1,7 @@
 """The register of cases: faults that other servers shipped, sections A to E, each with a test of ours.
 
 A test says which row it holds with ``@pytest.mark.case("A1")``. Tests that only ``make test-slow`` or a GPU
-runs hold nothing. Rows that speak of sessions are held by plain HTTP (E6 by a conversation whose client
+runs hold nothing. Those that run ``alone`` do: ``make`` runs them after the others. Rows that speak of sessions are held by plain HTTP (E6 by a conversation whose client
 leaves, E7 by resets in every state of an event stream, E9 by conversations without end) and by WebSocket.
 """
 
@@ -67,6 +67,11 @@ def _tables_used(test: ast.FunctionDef | ast.AsyncFunctionDef, tables: list[ast.
 
 def test_every_case_has_a_test() -> None:
     assert CASES - held().keys() == set()
+
+
+def test_make_runs_both_what_is_alone_and_what_is_not() -> None:
+    makefile = (TESTS.parent / "Makefile").read_text()
+    assert [f"-m '$(1){which}'" in makefile for which in ("not alone", "alone")] == [True, True]
 
 
 def test_no_test_names_a_case_that_is_not_there() -> None:

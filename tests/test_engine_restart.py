@@ -17,7 +17,7 @@ import pytest
 from tests.support.server import Server, running_server
 from tests.test_kill9 import metric
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(240)]
 NUM_STREAMS = 24
 MODEL = ("--device", "cpu", "--deterministic", "--device-kv", "128MiB", "--max-model-len", "1024")
 TIERS = ("--host-kv", "64MiB", "--write-policy", "through", "--restore", "swap")

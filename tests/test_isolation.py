@@ -17,7 +17,7 @@ from benchmarks.isolation import ARRIVAL, DEPARTURE, Measurement, measure
 STEP_S = 0.02
 PATIENCE = 6  # times the usual gap
 NAMES = [name for name in DISTURBANCES if name != "256k-token prompt of ids"]  # less than one of text
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(300)]
 
 
 CROWD = partial(many_clients, number=300)  # of the thousand

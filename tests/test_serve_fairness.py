@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.server import Server, running_server
 
+pytestmark = pytest.mark.alone
 NUM_FLOODING = 200
 NUM_QUIET = 4
 

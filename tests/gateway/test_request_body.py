@@ -141,6 +141,7 @@ async def test_bodies_together_are_bounded(make_house: Make) -> None:
 BOMB = gzip.compress(bytes(64 * 2**20)) * 4
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/models", "/nowhere"])
 async def test_a_bomb_is_not_inflated_in_one_go_and_never_for_nobody(make_house: Make, path: str) -> None:
     """Whether it is read, refused at its bound, or thrown away unread: the loop goes on meanwhile."""

@@ -46,6 +46,7 @@ def test_a_broken_file_is_a_typed_error(tmp_path: Path, content: str) -> None:
         TextCodec.load(tmp_path)
 
 
+@pytest.mark.alone
 @pytest.mark.case("E16")
 def test_encoding_a_long_text_leaves_other_threads_running(tmp_path: Path) -> None:
     """``encode`` holds the GIL for the whole text; the call in use must not."""

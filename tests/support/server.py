@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import ssl
@@ -19,15 +20,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support import workers
+
 ADMIN_KEY = "test-admin-key"
 START_TIMEOUT_S = 120
+_PORTS = range(20_000, 32_000)  # below those that the system gives to outgoing connections
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Where nobody listens, and neither a connection nor another worker's server can come first."""
+    while True:
+        port = random.choice(_PORTS[workers.INDEX :: workers.NUMBER])
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def _threads() -> list[str]:
+    """What is usual, but within a worker's share of the processors."""
+    return ["--threads", str(workers.PROCESSORS)] if workers.NUMBER > 1 else []
 
 
 @dataclass
@@ -100,7 +111,7 @@ def running_server(
 ) -> Iterator[Server]:
     """Serve with these arguments until the scope ends; over HTTPS if there is a certificate to ``trust``."""
     port = free_port()
-    command = [sys.executable, "-P", "-m", "gateway.cli", "serve", *arguments]
+    command = [sys.executable, "-P", "-m", "gateway.cli", "serve", *_threads(), *arguments]
     command += ["--port", str(port), "--admin-key", ADMIN_KEY]
     with tempfile.TemporaryDirectory() as folder:
         log_path = Path(folder) / "log"
