@@ -1,8 +1,9 @@
 """The register of cases: faults that other servers shipped, sections A to E, each with a test of ours.
 
 A test says which row it holds with ``@pytest.mark.case("A1")``. Tests that only ``make test-slow`` or a GPU
-runs hold nothing. Those that run ``alone`` do: ``make`` runs them after the others. Rows that speak of sessions are held by plain HTTP (E6 by a conversation whose client
-leaves, E7 by resets in every state of an event stream, E9 by conversations without end) and by WebSocket.
+runs hold nothing; those that run ``alone`` do, since ``make`` runs them after the others. Rows that speak of
+sessions are held by plain HTTP (E6 by a conversation whose client leaves, E7 by resets in every state of an
+event stream, E9 by conversations without end) and by WebSocket.
 """
 
 from __future__ import annotations
