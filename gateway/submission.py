@@ -23,8 +23,11 @@ def service_for(tenant: Tenant, request: GenerationRequest) -> Service:
 
 
 def session_name(tenant: Tenant, kind: str, name: str) -> str:
-    """What the engine knows a session by. Whatever ``name`` is, tenants and kinds never meet in one."""
-    parts = "\0".join((tenant.name, kind, name)).encode(errors="surrogatepass")
+    """What the engine knows a session by, for as long as it is stored.
+
+    Whatever ``name`` is, tenants and kinds never meet in one.
+    """
+    parts = "\0".join((tenant.owner, kind, name)).encode(errors="surrogatepass")
     return hashlib.blake2s(parts, digest_size=16).hexdigest()
 
 

@@ -59,6 +59,13 @@ def test_sessions_of_tenants_and_kinds_never_meet() -> None:
     assert session_name(ACME, "key", "x") == session_name(Tenant("acme", b"other"), "key", "x")
 
 
+def test_a_key_that_gets_the_number_of_another_does_not_get_its_sessions() -> None:
+    """Their numbers are an order that another start may change, and sessions are stored by name."""
+    first, second = (Tenant("api-key-1", salt) for salt in (b"a", b"b"))
+    assert session_name(first, "key", "x") != session_name(second, "key", "x")
+    assert session_name(first, "key", "x") == session_name(Tenant("api-key-2", b"a"), "key", "x")
+
+
 def test_a_key_is_a_session_and_no_key_is_none() -> None:
     assert session_of_key(ACME, REQUEST) == ""
     keyed = replace(REQUEST, cache=CacheHints(key="k"))
