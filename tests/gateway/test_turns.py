@@ -89,7 +89,7 @@ async def test_a_turn_of_a_conversation_has_its_items_and_its_session(store: Sta
 
 
 async def test_what_nobody_keeps_can_be_built_on_where_it_was_made(store: StateStore) -> None:
-    recent = RecentTurns(4)
+    recent = RecentTurns(4, 10**6)
     recent.remember(Past(), record("r1"))
     past = await past_of(wire(previous_response_id="r1"), ACME, store, recent)
     assert past == Past((ASKED, ANSWERED), "s", is_kept=False)
@@ -100,27 +100,40 @@ async def test_what_nobody_keeps_can_be_built_on_where_it_was_made(store: StateS
 
 
 async def test_what_is_kept_too_is_known_as_kept(store: StateStore) -> None:
-    recent = RecentTurns(4)
+    recent = RecentTurns(4, 10**6)
     await store.put_response(record("r1"))
     recent.remember(Past(), record("r1"))
     assert (await past_of(wire(previous_response_id="r1"), ACME, store, recent)).is_kept
 
 
 async def test_what_was_remembered_must_have_been_delivered_too(store: StateStore) -> None:
-    recent = RecentTurns(4)
+    recent = RecentTurns(4, 10**6)
     recent.remember(Past(), record("r1", "cancelled"))
     with pytest.raises(ApiError):
         await past_of(wire(previous_response_id="r1"), ACME, store, recent)
 
 
 def test_only_the_last_turns_are_remembered() -> None:
-    recent = RecentTurns(3)
+    recent = RecentTurns(3, 10**6)
     for number in range(5):
         recent.remember(Past(), record(f"r{number}"))
     assert [recent.find(f"r{number}") is not None for number in range(5)] == [False, False, True, True, True]
     recent.forget("r3")
     recent.forget("r3")
     assert recent.find("r3") is None
+
+
+def test_only_so_many_bytes_are_remembered_and_always_the_last_turn() -> None:
+    large = ItemRecord("i", b"x" * 100)
+    recent = RecentTurns(10, 250)
+    for number in range(4):
+        recent.remember(Past(), record(f"r{number}", inputs=(large,)))
+        assert 100 < recent.num_bytes <= 250
+    assert [recent.find(f"r{number}") is not None for number in range(4)] == [False, False, True, True]
+    recent.remember(Past((large,) * 3), record("r4"))
+    assert [recent.find(f"r{number}") is not None for number in range(5)] == [False] * 4 + [True]
+    recent.forget("r4")
+    assert recent.num_bytes == 0
 
 
 # ---- one turn at a time ----------------------------------------------------------------------------
