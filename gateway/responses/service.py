@@ -117,11 +117,12 @@ class ResponseService:
 
     async def input_items(self, visitor: Visitor, response_id: str) -> Sequence[ItemRecord]:
         """All that the model was given for a response, oldest first. Raises ApiError (404)."""
-        record = await self._found(visitor, response_id)
         history = await self._store.history(visitor.tenant.owner, response_id)
+        record = await self._found(visitor, response_id)  # it may have ended meanwhile
         if history is None:
             return record.inputs
-        return history[: len(history) - len(record.outputs)]
+        outputs = {item.id for item in record.outputs}
+        return [item for item in history if item.id not in outputs]
 
     async def close(self) -> None:
         """End every run at once."""

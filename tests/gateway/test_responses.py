@@ -13,7 +13,7 @@ from openai import AsyncOpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 
 from engine.scripted import Script
-from gateway.responses.records import ResponseRecord
+from gateway.responses.records import ItemRecord, ResponseRecord
 from gateway.responses.store import StateStore
 from tests.gateway.house import IM_END, House, open_house, text_ids, until
 
@@ -428,6 +428,7 @@ async def test_what_fails_is_a_status_or_the_last_event(service: tuple[House, As
     assert (found.status, found.output) == ("failed", [])
 
 
+NAMED = {"type": "function", "name": "f"}
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"input": None}, "input"),
     ({"input": [{"role": "nobody", "content": "x"}]}, "input[0].role"),
@@ -444,6 +445,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
     ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [NAMED], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
+    ({"tools": [NAMED], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}},
+     "tool_choice.tools"),
+    ({"tools": [NAMED, NAMED]}, "tools[1].name"),
     ({"prompt_cache_options": {"ttl": "soon"}}, "prompt_cache_options.ttl"),
     ({"messages": []}, "messages"),
 ]  # fmt: skip
@@ -458,6 +463,28 @@ async def test_bad_requests_cost_one_400(
     assert (reply.status, reply.error["param"]) == (400, param)
     assert "messages" not in reply.error["message"] or param == "messages"
     await house.check_alive()
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+async def test_input_items_are_no_output_though_it_comes_just_then(
+    tokenizer_dir: str, monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    """A response that ends between two looks at the store."""
+    async with opened(tokenizer_dir, step_s=0.005) as (house, client):
+        house.say(text_ids(HELLO))
+        queued = await client.responses.create(model="tiny", input="Hi", background=True)
+        history = StateStore.history
+
+        async def late(store: StateStore, tenant: str, response_id: str) -> tuple[ItemRecord, ...] | None:
+            early = await history(store, tenant, response_id)
+            while (await client.responses.retrieve(queued.id)).status != "completed":
+                await asyncio.sleep(0.005)
+            return early if order == "before" else await history(store, tenant, response_id)
+
+        monkeypatch.setattr(StateStore, "history", late)
+        (item,) = (await client.responses.input_items.list(queued.id)).data
+        assert item.type == "message"
+        assert item.role == "user"
 
 
 async def test_ids_of_others_are_unknown(tokenizer_dir: str) -> None:
