@@ -32,6 +32,10 @@ class Transport(Protocol):
         """Its events to the last. Raises OSError, or what aiohttp makes of a server that is gone."""
         ...
 
+    async def close(self) -> None:
+        """Give back what it holds open between responses."""
+        ...
+
 
 class HttpEvents:
     """Server-sent events, each response over whatever connection is free. Implements Transport."""
@@ -49,6 +53,25 @@ class HttpEvents:
                 if line.startswith(b"data: {"):
                     yield json.loads(line[6:])
 
+    async def close(self) -> None:
+        pass
+
+
+class _Socket:
+    """A WebSocket that is read all the time, as only who reads answers pings."""
+
+    def __init__(self, ws: aiohttp.ClientWebSocketResponse) -> None:
+        self.ws = ws
+        self.events = asyncio.Queue[Json | None]()  # None: it is closed
+        self.reading = asyncio.create_task(self._read(), name="session-socket")
+
+    async def _read(self) -> None:
+        try:
+            async for message in self.ws:
+                self.events.put_nowait(json.loads(message.data))
+        finally:
+            self.events.put_nowait(None)
+
 
 class SocketEvents:
     """A WebSocket for each lane, which stays open. Implements Transport."""
@@ -56,26 +79,31 @@ class SocketEvents:
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
         self._http = http
         self._url = f"{url}/v1/responses"
-        self._sockets: dict[int, aiohttp.ClientWebSocketResponse] = {}
+        self._sockets: dict[int, _Socket] = {}
 
     async def events(self, lane: int, body: Json) -> AsyncIterator[Json]:
-        if lane not in self._sockets or self._sockets[lane].closed:
-            self._sockets[lane] = await self._http.ws_connect(self._url, max_msg_size=0)
-        await self._sockets[lane].send_str(json.dumps({"type": "response.create", **body}))
-        async for message in self._sockets[lane]:
-            event = json.loads(message.data)
+        if lane not in self._sockets or self._sockets[lane].ws.closed:
+            self._sockets[lane] = _Socket(await self._http.ws_connect(self._url, max_msg_size=0))
+        socket = self._sockets[lane]
+        await socket.ws.send_str(json.dumps({"type": "response.create", **body}))
+        while (event := await socket.events.get()) is not None:
             yield event
             if event["type"] in _LAST:
                 return
+
+    async def close(self) -> None:
+        for socket in self._sockets.values():
+            socket.reading.cancel()
+        await asyncio.gather(*(socket.reading for socket in self._sockets.values()), return_exceptions=True)
 
 
 class Client:
     """Of one server."""
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, *, websocket: bool = False) -> None:
+    def __init__(self, http: aiohttp.ClientSession, url: str, transport: Transport) -> None:
         self._http = http
         self._url = url
-        self._transport: Transport = SocketEvents(http, url) if websocket else HttpEvents(http, url)
+        self._transport = transport
 
     async def respond(self, lane: int, body: Json, on_first: Callable[[], None] = lambda: None) -> Reply:
         """Ask for a response; ``on_first`` is called at its first word, or its end if it has none."""
@@ -110,7 +138,12 @@ async def client_of(port: int, *, websocket: bool = False, key: str = "none") ->
     timeout = aiohttp.ClientTimeout(total=None)
     headers = {"Authorization": f"Bearer {key}"}
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as http:
-        yield Client(http, f"http://127.0.0.1:{port}", websocket=websocket)
+        url = f"http://127.0.0.1:{port}"
+        transport = SocketEvents(http, url) if websocket else HttpEvents(http, url)
+        try:
+            yield Client(http, url, transport)
+        finally:
+            await transport.close()
 
 
 @asynccontextmanager
