@@ -62,7 +62,7 @@ class _Socket:
 
     def __init__(self, ws: aiohttp.ClientWebSocketResponse) -> None:
         self.ws = ws
-        self.events = asyncio.Queue[Json | None]()  # None: it is closed
+        self.events = asyncio.Queue[Json | None]()  # of one response at a time; None: it is closed
         self.reading = asyncio.create_task(self._read(), name="session-socket")
 
     async def _read(self) -> None:
@@ -71,6 +71,11 @@ class _Socket:
                 self.events.put_nowait(json.loads(message.data))
         finally:
             self.events.put_nowait(None)
+
+    async def close(self) -> None:
+        self.reading.cancel()
+        await asyncio.gather(self.reading, return_exceptions=True)
+        await self.ws.close()
 
 
 class SocketEvents:
@@ -82,9 +87,13 @@ class SocketEvents:
         self._sockets: dict[int, _Socket] = {}
 
     async def events(self, lane: int, body: Json) -> AsyncIterator[Json]:
-        if lane not in self._sockets or self._sockets[lane].ws.closed:
-            self._sockets[lane] = _Socket(await self._http.ws_connect(self._url, max_msg_size=0))
-        socket = self._sockets[lane]
+        socket = self._sockets.get(lane)
+        if socket is not None and socket.ws.closed:
+            await self._sockets.pop(lane).close()
+            socket = None
+        if socket is None:
+            socket = _Socket(await self._http.ws_connect(self._url, max_msg_size=0))
+            self._sockets[lane] = socket
         await socket.ws.send_str(json.dumps({"type": "response.create", **body}))
         while (event := await socket.events.get()) is not None:
             yield event
@@ -92,9 +101,7 @@ class SocketEvents:
                 return
 
     async def close(self) -> None:
-        for socket in self._sockets.values():
-            socket.reading.cancel()
-        await asyncio.gather(*(socket.reading for socket in self._sockets.values()), return_exceptions=True)
+        await asyncio.gather(*(socket.close() for socket in self._sockets.values()))
 
 
 class Client:
