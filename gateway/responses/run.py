@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 
@@ -30,7 +30,7 @@ from gateway.openai.responses.events import Event, ResponseEvents
 from gateway.openai.responses.shape import ResponseObject
 from gateway.responses.event_log import EventLog
 from gateway.responses.keeping import as_record
-from gateway.responses.records import ItemRecord, ResponseRecord
+from gateway.responses.records import ResponseRecord
 from gateway.state import Gateway
 from gateway.submission import Booking, engine_requests, service_for
 from gateway.tenant_register import Visitor
@@ -66,15 +66,11 @@ class Interruption(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What a response belongs to. ``session``: as the engine knows it.
-
-    ``unkept``: the history before it, if nothing but this turn could keep that.
-    """
+    """What a response belongs to. ``session``: as the engine knows it."""
 
     response_id: str
     session: str
     visitor: Visitor
-    unkept: tuple[ItemRecord, ...] = ()
 
 
 Keep = Callable[[ResponseObject], Awaitable[None]]
@@ -133,13 +129,10 @@ class ResponseRun:
         return self._ended.is_set()
 
     def record(self, response: ResponseObject | None = None) -> ResponseRecord:
-        """How it is to be kept, as it stands or as ``response``."""
+        """The turn by itself, as it stands or as ``response``."""
         owner = self.turn.visitor.tenant.owner
         shown = self.response if response is None else response
-        record = as_record(shown, self.request, owner, self.turn.session, self.output_token_ids)
-        if not self.turn.unkept:
-            return record
-        return replace(record, previous_id=None, inputs=(*self.turn.unkept, *record.inputs))
+        return as_record(shown, self.request, owner, self.turn.session, self.output_token_ids)
 
     def start(self, scope: AsyncExitStack) -> None:
         """Begin. ``scope`` holds what the run takes of the house, and is left when it ends."""

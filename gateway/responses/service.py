@@ -24,7 +24,7 @@ from gateway.responses.keeping import Purge, decoded, keeping, purge_of
 from gateway.responses.records import ItemRecord, ResponseRecord
 from gateway.responses.run import ResponseRun, RunPolicy, Turn
 from gateway.responses.store import StateStore
-from gateway.responses.turns import BusyConversations, Past, RecentTurns, conflict, past_of
+from gateway.responses.turns import BusyConversations, Past, RecentTurns, conflict, past_of, with_unkept
 from gateway.state import Gateway
 from gateway.submission import session_name, session_of_key
 from gateway.tenant_register import Visitor
@@ -153,24 +153,24 @@ class ResponseService:
         scope.enter_context(visitor.answering(1, num_tokens))
         response_id = new_id("resp")
         session = _session(tenant, request, past, response_id)
-        unkept = () if past.is_kept else past.items
-        turn = Turn(response_id=response_id, session=session, visitor=visitor, unkept=unkept)
+        turn = Turn(response_id=response_id, session=session, visitor=visitor)
         run = self._made(request, turn, past, origin)
-        await self._launch(run, scope.pop_all())
+        await self._launch(run, past, scope.pop_all())
         return run
 
-    async def _launch(self, run: ResponseRun, scope: AsyncExitStack) -> None:
+    async def _launch(self, run: ResponseRun, past: Past, scope: AsyncExitStack) -> None:
         """Keep it and start it, both or neither, even if whoever asked for it goes in the middle of that."""
-        launch = asyncio.create_task(self._kept_and_started(run, scope), name=f"tidegate-launch-{run.id}")
+        work = self._kept_and_started(run, past, scope)
+        launch = asyncio.create_task(work, name=f"tidegate-launch-{run.id}")
         self._launches.add(launch)
         launch.add_done_callback(self._launches.discard)
         await asyncio.shield(launch)
 
-    async def _kept_and_started(self, run: ResponseRun, scope: AsyncExitStack) -> None:
+    async def _kept_and_started(self, run: ResponseRun, past: Past, scope: AsyncExitStack) -> None:
         async with scope:
             if run.response.store:
                 with keeping():
-                    await self._store.put_response(run.record())
+                    await self._store.put_response(with_unkept(past, run.record()))
             self._runs[run.turn.visitor.tenant.owner, run.id] = run
             run.start(scope.pop_all())
 
@@ -201,7 +201,7 @@ class ResponseService:
                 origin.recent.remember(past, record)
             if is_kept:
                 with keeping():
-                    await self._keep(record)
+                    await self._keep(with_unkept(past, record))
 
         run = ResponseRun(self._gateway, request, turn, policy, keep, self._note_end)
         return run

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.errors import ApiError, ErrorKind
 from gateway.openai.responses.endpoint import conversation_of
@@ -103,6 +103,13 @@ class BusyConversations:
             self._busy.discard(key)
 
 
+def with_unkept(past: Past, record: ResponseRecord) -> ResponseRecord:
+    """A turn as it can be stored: with the history before it, if that has nobody else who keeps it."""
+    if past.is_kept:
+        return record
+    return replace(record, previous_id=None, inputs=(*past.items, *record.inputs))
+
+
 async def past_of(wire: ResponseWire, tenant: Tenant, store: StateStore, recent: RecentTurns | None) -> Past:
     """Raises ApiError for a predecessor or a conversation that is not there."""
     conversation_id = conversation_of(wire)
@@ -123,10 +130,7 @@ async def _past_of_response(
     if remembered is not None:
         past, record = remembered.past, remembered.record
         _check_delivered(record)
-        items = (*past.items, *record.inputs, *record.outputs)
-        return Past(
-            items, record.session, is_kept=await store.response(tenant.owner, response_id) is not None
-        )
+        return Past((*past.items, *record.inputs, *record.outputs), record.session, is_kept=False)
     found = await store.response(tenant.owner, response_id)
     if found is None:
         raise previous_not_found("There is no response with this id to go on from.")

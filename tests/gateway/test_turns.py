@@ -14,7 +14,7 @@ from gateway.errors import ApiError, ErrorKind
 from gateway.openai.responses.wire import ResponseWire
 from gateway.responses.records import ConversationRecord, ItemRecord, ResponseRecord, StateSettings
 from gateway.responses.store import StateStore
-from gateway.responses.turns import BusyConversations, Past, RecentTurns, past_of
+from gateway.responses.turns import BusyConversations, Past, RecentTurns, past_of, with_unkept
 from gateway.submission import session_name
 from gateway.tenants import Tenant
 
@@ -99,11 +99,12 @@ async def test_what_nobody_keeps_can_be_built_on_where_it_was_made(store: StateS
         await past_of(wire(previous_response_id="r1"), ACME, store, None)
 
 
-async def test_what_is_kept_too_is_known_as_kept(store: StateStore) -> None:
-    recent = RecentTurns(4, 10**6)
-    await store.put_response(record("r1"))
-    recent.remember(Past(), record("r1"))
-    assert (await past_of(wire(previous_response_id="r1"), ACME, store, recent)).is_kept
+def test_a_turn_that_is_stored_brings_the_history_that_nobody_else_keeps() -> None:
+    before = (ItemRecord("b", b"{}"),)
+    stored = with_unkept(Past(before, "s", is_kept=False), record("r2", previous_id="r1"))
+    assert (stored.previous_id, stored.inputs, stored.outputs) == (None, (*before, ASKED), (ANSWERED,))
+    kept = record("r2", previous_id="r1")
+    assert with_unkept(Past(before, "s"), kept) == kept
 
 
 async def test_what_was_remembered_must_have_been_delivered_too(store: StateStore) -> None:

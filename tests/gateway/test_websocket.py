@@ -242,6 +242,20 @@ async def test_what_is_not_stored_can_be_gone_on_from_on_its_connection_only(
     assert (await house.request("GET", f"{PATH}/{parent}")).status == 404
 
 
+async def test_a_history_that_nothing_keeps_has_each_turn_once(make_house: Make) -> None:
+    house: House = await make_house(info=LONG)
+    async with connected(house) as client:
+        parent = None
+        for number in range(4):
+            _, parent = await client.answer(
+                store=number == 3, input=f"turn {number}", previous_response_id=parent
+            )
+        prompt = bytes(i for i in house.engine.record.submitted[-1].prompt_token_ids if i < 256)
+        assert [prompt.count(b"turn %d" % number) for number in range(4)] == [1, 1, 1, 1]
+    items = (await house.request("GET", f"{PATH}/{parent}/input_items")).json["data"]
+    assert len(items) == 7
+
+
 async def test_a_refused_turn_evicts_its_parent_in_the_same_lane_only(make_house: Make) -> None:
     house: House = await make_house()
     async with connected(house) as client:
