@@ -244,7 +244,8 @@ class WsSession:
         assert turn.response_id is not None
         ending, steers = told.read_ending(event.data), turn.steers
         waits = bool(steers and ending.goes_on and ending.required)
-        self._know(turn.response_id, _Known(turn.lane, ending.goes_on, steers if waits else ()))
+        if isinstance(turn.asked, Create) or turn.response_id not in self._known:  # its own lane counts
+            self._know(turn.response_id, _Known(turn.lane, ending.goes_on, steers if waits else ()))
         if waits:
             return self._wait(turn, ending) + self._free(turn)
         if steers and ending.goes_on and self._leaving is None:

@@ -366,6 +366,20 @@ def test_a_response_that_waits_for_results_keeps_the_steers_for_who_brings_them(
     assert talk.body()["input"] == [output], "once"
 
 
+def test_steers_wait_though_the_response_is_told_elsewhere_too() -> None:
+    talk = Talk()
+    turn, response_id = talk.run("a")
+    talk.send("response.resume", response_id=response_id, stream_id="b")
+    again = talk.begun[-1].turn
+    talk.session.started(again, response_id)
+    talk.steer(response_id)
+    talk.end(turn, output=[CALL])
+    talk.end(again, output=[CALL])
+    result = {"type": "function_call_output", "call_id": "c1", "output": "1"}
+    talk.create("a", previous_response_id=response_id, input=[result])
+    assert [item["type"] for item in talk.body()["input"]] == ["message", "function_call_output"]
+
+
 def test_steers_that_wait_are_given_back_if_what_brings_the_results_is_refused() -> None:
     talk = Talk()
     turn, parent = talk.run()
