@@ -166,6 +166,7 @@ class ResponseRun:
                     self._room.set()
         finally:
             self._followers.remove(follower)
+            self._room.set()  # it may have been the one that lagged
             self._attend()
 
     def interrupt(self, why: Interruption) -> None:
@@ -212,13 +213,16 @@ class ResponseRun:
             follower.news.set()
 
     async def _make_room(self) -> None:
-        """Let go what every follower has; with none there, what nobody may wait for. Waits for the rest."""
+        """Let go what every follower has; with none there, what nobody may wait for. Waits for the rest.
+
+        Who asked for it, and has not begun to follow it, is waited for as one who lags is.
+        """
         while self.log.is_full and self._interruption is None:
             if self._followers:
                 self.log.forget_until(min(follower.position for follower in self._followers))
             elif self._policy.detached_s is None:
                 self.log.forget_until(self.log.next)
-            else:
+            elif self._was_followed:
                 self.interrupt(Interruption.CANCELLED)
             if self.log.is_full and self._interruption is None:
                 self._room.clear()
