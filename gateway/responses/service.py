@@ -16,7 +16,7 @@ from typing import TypeVar
 from engine.client import EngineDeadError
 from gateway.errors import ApiError, ErrorKind, no_engine
 from gateway.offload import OffloadFullError
-from gateway.openai.responses.endpoint import ResponseRequest, ResponsesEndpoint
+from gateway.openai.responses.endpoint import ResponseRequest, ResponsesEndpoint, conversation_of
 from gateway.openai.responses.items import new_id
 from gateway.openai.responses.shape import DELIVERED, ResponseObject, encode_response
 from gateway.openai.responses.wire import ResponseWire
@@ -145,9 +145,9 @@ class ResponseService:
     ) -> ResponseRun:
         tenant = visitor.tenant
         await self._wait_for_previous(visitor, wire, origin)
+        scope.enter_context(self._busy.held(tenant, conversation_of(wire)))  # before its history is read
         past = await past_of(wire, tenant, self._store, origin.recent)
         request = await self._offload(visitor, self._checked, wire, past.items)
-        scope.enter_context(self._busy.held(tenant, request.conversation_id))
         num_tokens = request.generation.num_reserved_tokens
         scope.enter_context(self._gateway.admission.permit(visitor.holder, 0, num_tokens))
         scope.enter_context(visitor.answering(1, num_tokens))

@@ -257,6 +257,32 @@ async def test_a_turn_waits_its_turn(tokenizer_dir: str) -> None:
         assert house.engine.stats.blocks_in_use == 0
 
 
+@pytest.mark.case("E6")
+async def test_a_turn_that_ends_while_another_comes_is_in_its_history(
+    tokenizer_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tokenizer_dir, step_s=0.005) as (house, client):
+        conversation = await client.conversations.create()
+        house.script(Script(token_ids=text_ids("Fine. "), endless=True))
+        first = await client.responses.create(
+            model="tiny", input="First", conversation=conversation.id, background=True, max_output_tokens=20
+        )
+        history = StateStore.conversation_history
+
+        async def slow_history(store: StateStore, tenant: str, conversation_id: str) -> Any:
+            items = await history(store, tenant, conversation_id)
+            while (await client.responses.retrieve(first.id)).status != "incomplete":
+                await asyncio.sleep(0.005)
+            return items
+
+        monkeypatch.setattr(StateStore, "conversation_history", slow_history)
+        try:
+            await client.responses.create(model="tiny", input="Second", conversation=conversation.id)
+        except openai.ConflictError:
+            return  # it was still running
+        assert "First" in prompt_of(house)
+
+
 @pytest.mark.parametrize("how", [{"generate": False}, {"prompt_cache_options": {"prewarm": True}}])
 async def test_preparing_a_turn_answers_nothing(
     service: tuple[House, AsyncOpenAI], how: dict[str, Any]
