@@ -26,12 +26,10 @@ from gateway.errors import ApiError, ErrorKind, from_failure
 from gateway.generation import ChoicePiece, Generation
 from gateway.mailbox import FailureKind, StreamFailedError
 from gateway.metrics import RequestRecord
-from gateway.offload import OffloadFullError
 from gateway.openai.answers import AnswerFormat, Identity, WholeChoice, join
 from gateway.openai.validated import GenerationRequest
 from gateway.protocol import sse
 from gateway.request_keys import GATEWAY, request_id_of, visitor_of
-from gateway.shared_room import Holder
 from gateway.sse_writer import SseWriter
 from gateway.state import Gateway
 from gateway.submission import Booking, engine_requests, service_for, session_of_key
@@ -81,7 +79,7 @@ async def _transform(http: web.Request, work: Callable[[bytes], bytes]) -> web.R
     visitor = known_visitor(http)
     async with gateway.bodies.read(http, visitor.holder) as body:
         visitor.count_request()
-        answer = await _offload(gateway, visitor.holder, work, body)
+        answer = await gateway.try_offload(visitor.holder, work, body)
         return web.Response(body=answer, content_type="application/json")
 
 
@@ -114,7 +112,7 @@ async def _take_in(
         gateway.check_open()
         scope.enter_context(gateway.admission.permit(visitor.holder))
         scope.enter_context(visitor.entered())
-        request = await _offload(gateway, visitor.holder, endpoint.parse, body)
+        request = await gateway.try_offload(visitor.holder, endpoint.parse, body)
         num_tokens = request.num_reserved_tokens
         scope.enter_context(gateway.admission.permit(visitor.holder, request.num_seqs - 1, num_tokens))
         scope.enter_context(visitor.answering(request.num_seqs, num_tokens))
@@ -126,13 +124,6 @@ def known_visitor(http: web.Request) -> Visitor:
     visitor = visitor_of(http)
     assert visitor is not None
     return visitor
-
-
-async def _offload(gateway: Gateway, holder: Holder, work: Callable[[bytes], Result], body: bytes) -> Result:
-    try:
-        return await gateway.offload.try_run(work, body, owner=holder.name)
-    except OffloadFullError:
-        raise ApiError(ErrorKind.BUSY, "Too many prompts wait to be read.", retry_after_s=1) from None
 
 
 class _Answering:

@@ -10,11 +10,12 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -24,10 +25,10 @@ from gateway.admission import Admission
 from gateway.chat_template import ChatTemplate, TemplateRenderError
 from gateway.connection_limits import ConnectionLimits, OpenConnections, WebSocketLimits
 from gateway.cors import CorsPolicy
-from gateway.errors import no_engine, shutting_down
+from gateway.errors import ApiError, ErrorKind, no_engine, shutting_down
 from gateway.mailbox import SHUTDOWN, StreamFailure, StreamLimits
 from gateway.metrics import Metrics
-from gateway.offload import Offload
+from gateway.offload import Offload, OffloadFullError
 from gateway.open_sockets import OpenSockets
 from gateway.openai.chat import ChatEndpoint
 from gateway.openai.chat_style import ChatStyle, choose_style
@@ -38,6 +39,7 @@ from gateway.openapi import About, document
 from gateway.request_body import BodyReader
 from gateway.responses.records import StateSettings
 from gateway.service_rate import ServiceRate
+from gateway.shared_room import Holder
 from gateway.tenant_register import TenantRegister
 from gateway.tenants import Tenant
 from gateway.tickets import TicketOffice
@@ -46,6 +48,8 @@ from gateway.token_stream import TokenStream
 from gateway.tokenizer import TextCodec
 
 log = logging.getLogger("tidegate.gateway")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +216,13 @@ class Gateway:
             raise shutting_down()
         if self.engine.health() in (EngineHealth.RESTARTING, EngineHealth.DEAD):
             raise no_engine(self.engine.restart_in_s)
+
+    async def try_offload(self, holder: Holder, work: Callable[..., T], *args: object) -> T:
+        """``work(*args)`` off the loop, of what somebody sent. Raises ApiError (429) if too much waits."""
+        try:
+            return await self.offload.try_run(work, *args, owner=holder.name)
+        except OffloadFullError:
+            raise ApiError(ErrorKind.BUSY, "Too many prompts wait to be read.", retry_after_s=1) from None
 
     def _about(self) -> About:
         settings = self.settings

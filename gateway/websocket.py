@@ -22,7 +22,6 @@ from gateway.connection import Connection
 from gateway.errors import TABLE, ApiError, ErrorKind, bad_request, clip, from_failure
 from gateway.handlers import known_visitor
 from gateway.mailbox import TOO_SLOW
-from gateway.offload import OffloadFullError
 from gateway.protocol.ws_events import ClientEvent, EventError, Resume, read_event
 from gateway.protocol.ws_session import WsSession
 from gateway.protocol.ws_told import error_event
@@ -164,9 +163,9 @@ class ResponsesSocket:
         if len(message) <= _READ_HERE_BYTES:
             return read_event(message)
         try:
-            return await self._gateway.offload.try_run(read_event, message, owner=self._holder.name)
-        except OffloadFullError:
-            raise EventError(ApiError(ErrorKind.BUSY, "Too many long messages wait to be read.")) from None
+            return await self._gateway.try_offload(self._holder, read_event, message)
+        except ApiError as error:
+            raise EventError(error) from None
 
     # ---- what it holds -------------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ from aiohttp import web
 
 from gateway.errors import ApiError, ErrorKind, bad_request
 from gateway.handlers import known_visitor
-from gateway.offload import OffloadFullError
 from gateway.openai.responses.conversations import (
     DeletedConversation,
     encode_conversation,
@@ -36,7 +35,6 @@ from gateway.responses.records import (
     StateFullError,
     UnknownItemError,
 )
-from gateway.tenant_register import Visitor
 
 T = TypeVar("T")
 
@@ -83,7 +81,7 @@ async def add_items(http: web.Request) -> web.Response:
     items = await _read(http, read_items)
     if any(isinstance(item, FunctionOutputItem) for item in items):
         history = _found(await http.app[STORE].conversation_history(*_named(http)))
-        await _offload(http, known_visitor(http), _check_calls, history, items)
+        await http.app[GATEWAY].try_offload(known_visitor(http).holder, _check_calls, history, items)
     records = kept(items)
     with _storing():
         _found(await http.app[STORE].add_items(*_named(http), records))
@@ -138,17 +136,10 @@ def _entered(http: web.Request) -> tuple[str, str]:
 
 async def _read(http: web.Request, read: Callable[[bytes], T]) -> T:
     """What the body says. Raises ApiError."""
-    visitor = known_visitor(http)
-    async with http.app[GATEWAY].bodies.read(http, visitor.holder) as body:
+    gateway, visitor = http.app[GATEWAY], known_visitor(http)
+    async with gateway.bodies.read(http, visitor.holder) as body:
         visitor.count_request()
-        return await _offload(http, visitor, read, body)
-
-
-async def _offload(http: web.Request, visitor: Visitor, work: Callable[..., T], *args: object) -> T:
-    try:
-        return await http.app[GATEWAY].offload.try_run(work, *args, owner=visitor.holder.name)
-    except OffloadFullError:
-        raise ApiError(ErrorKind.BUSY, "Too many prompts wait to be read.", retry_after_s=1) from None
+        return await gateway.try_offload(visitor.holder, read, body)
 
 
 @contextmanager

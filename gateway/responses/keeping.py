@@ -72,11 +72,6 @@ def as_record(
     )
 
 
-def wire_of(record: ResponseRecord) -> ResponseWire:
-    """The request that a response was made for, without its input."""
-    return _MAKING.decode(record.making).request
-
-
 def decoded(items: Sequence[ItemRecord]) -> list[Item]:
     """Items as they were kept."""
     return [decode_item(item.body) for item in items]

@@ -8,14 +8,12 @@ permit; ended ones by age and by the bytes of their events together.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from engine.client import EngineDeadError
 from gateway.errors import ApiError, ErrorKind, no_engine
-from gateway.offload import OffloadFullError
 from gateway.openai.responses.endpoint import ResponseRequest, ResponsesEndpoint, conversation_of
 from gateway.openai.responses.items import new_id
 from gateway.openai.responses.shape import DELIVERED, ResponseObject, encode_response
@@ -29,8 +27,6 @@ from gateway.state import Gateway
 from gateway.submission import session_name, session_of_key
 from gateway.tenant_register import Visitor
 from gateway.tenants import Tenant
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +57,11 @@ class ResponseService:
 
     async def create(self, visitor: Visitor, body: bytes, origin: Origin = HTTP) -> ResponseRun:
         """Check a request and begin its response. Raises ApiError, and then nothing has begun."""
-        self._check_open()
+        self._gateway.check_open()
         async with AsyncExitStack() as scope:
-            self._enter(visitor, scope)
-            wire = await self._offload(visitor, self._endpoint.decode, body)
-            return await self._begin(visitor, wire, origin, scope)
-
-    async def succeed(self, visitor: Visitor, wire: ResponseWire, origin: Origin) -> ResponseRun:
-        """Begin a response that was parsed before: one that follows by itself. Raises ApiError."""
-        self._check_open()
-        async with AsyncExitStack() as scope:
-            self._enter(visitor, scope)
+            scope.enter_context(self._gateway.admission.permit(visitor.holder))
+            scope.enter_context(visitor.entered())
+            wire = await self._gateway.try_offload(visitor.holder, self._endpoint.decode, body)
             return await self._begin(visitor, wire, origin, scope)
 
     def running(self, visitor: Visitor, response_id: str) -> ResponseRun | None:
@@ -133,13 +123,6 @@ class ResponseService:
 
     # ---- beginning ----
 
-    def _check_open(self) -> None:
-        self._gateway.check_open()
-
-    def _enter(self, visitor: Visitor, scope: AsyncExitStack) -> None:
-        scope.enter_context(self._gateway.admission.permit(visitor.holder))
-        scope.enter_context(visitor.entered())
-
     async def _begin(
         self, visitor: Visitor, wire: ResponseWire, origin: Origin, scope: AsyncExitStack
     ) -> ResponseRun:
@@ -147,7 +130,7 @@ class ResponseService:
         await self._wait_for_previous(visitor, wire, origin)
         scope.enter_context(self._busy.held(tenant, conversation_of(wire)))  # before its history is read
         past = await past_of(wire, tenant, self._store, origin.recent)
-        request = await self._offload(visitor, self._checked, wire, past.items)
+        request = await self._gateway.try_offload(visitor.holder, self._checked, wire, past.items)
         num_tokens = request.generation.num_reserved_tokens
         scope.enter_context(self._gateway.admission.permit(visitor.holder, 0, num_tokens))
         scope.enter_context(visitor.answering(1, num_tokens))
@@ -259,12 +242,6 @@ class ResponseService:
         return await self._gateway.offload.run(
             purge_of, record, history, self._endpoint, owner=visitor.holder.name
         )
-
-    async def _offload(self, visitor: Visitor, work: Callable[..., T], *args: object) -> T:
-        try:
-            return await self._gateway.offload.try_run(work, *args, owner=visitor.holder.name)
-        except OffloadFullError:
-            raise ApiError(ErrorKind.BUSY, "Too many prompts wait to be read.", retry_after_s=1) from None
 
 
 def _session(tenant: Tenant, request: ResponseRequest, past: Past, response_id: str) -> str:

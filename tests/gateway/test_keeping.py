@@ -12,8 +12,9 @@ from gateway.errors import ApiError, ErrorKind
 from gateway.openai.responses import building
 from gateway.openai.responses.endpoint import ResponsesEndpoint
 from gateway.openai.responses.items import Item, MessageItem, OutputText
-from gateway.openai.responses.shape import decode_response
-from gateway.responses.keeping import as_record, decoded, keeping, purge_of, wire_of
+from gateway.openai.responses.shape import ResponseObject
+from gateway.openai.responses.wire import ResponseWire
+from gateway.responses.keeping import Making, as_record, decoded, keeping, purge_of
 from gateway.responses.records import (
     ConversationFullError,
     DuplicateItemError,
@@ -47,6 +48,14 @@ def kept(
     return as_record(response, request, "acme", "session", [*text_ids(said), IM_END])
 
 
+def shown(record: ResponseRecord) -> ResponseObject:
+    return msgspec.json.decode(record.body, type=ResponseObject)
+
+
+def wire_of(record: ResponseRecord) -> ResponseWire:
+    return msgspec.json.decode(record.making, type=Making).request
+
+
 def text(token_ids: Sequence[int]) -> str:
     return bytes(i for i in token_ids if i < 256).decode()
 
@@ -57,7 +66,7 @@ async def test_a_record_has_all_that_the_response_was(endpoint: ResponsesEndpoin
         "resp_1", "acme", "session", "completed",
     )  # fmt: skip
     assert (record.previous_id, record.conversation_id) == ("resp_0", None)
-    assert decode_response(record.body).metadata == {"a": "b"}
+    assert shown(record).metadata == {"a": "b"}
     items: list[Item] = decoded((*record.inputs, *record.outputs))
     assert [item.role for item in items if isinstance(item, MessageItem)] == ["user", "assistant"]
     assert [item.id for item in items] == [part.id for part in (*record.inputs, *record.outputs)]
@@ -77,7 +86,7 @@ async def test_numbers_of_any_size_are_kept(endpoint: ResponsesEndpoint, number:
     record = kept(endpoint, chat_template_kwargs={"x": number}, tools=[tool], tool_choice="none")
     wire = wire_of(record)
     assert wire.chat_template_kwargs == {"x": number}
-    assert decode_response(record.body).tools[0].parameters == schema
+    assert shown(record).tools[0].parameters == schema
 
 
 async def test_what_is_purged_is_the_turn_and_not_what_was_before_it(endpoint: ResponsesEndpoint) -> None:

@@ -86,7 +86,6 @@ class ResponsesEndpoint:
     def __init__(self, model: ModelContext, chat: ChatEndpoint) -> None:
         self._model = model
         self._chat = chat
-        self.table = model.codec.table
 
     def decode(self, body: bytes) -> ResponseWire:
         """What was sent, and what can be said of it without its history. Raises ApiError."""

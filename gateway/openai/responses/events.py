@@ -155,10 +155,6 @@ class ResponseEvents:
         self._logprobs: list[Logprob] = []
         self.output: list[OutputItem] = []
 
-    @property
-    def has_calls(self) -> bool:
-        return any(isinstance(item, FunctionCallItem) for item in self.output)
-
     def about(self, type: str, response: ResponseObject) -> Event:
         """An event with the whole response in it."""
         return self._event(ResponseEvent, type=type, response=response)

@@ -13,7 +13,6 @@ from gateway.openai.notes import one_of
 from gateway.openai.responses.items import Item, OutputItem
 
 STATUSES = ("queued", "in_progress", "completed", "incomplete", "failed", "cancelled")
-ENDED = frozenset(("completed", "incomplete", "failed", "cancelled"))
 DELIVERED = frozenset(("completed", "incomplete"))
 """Of these another turn may follow: their text was told, whole or as far as it goes."""
 
@@ -155,7 +154,6 @@ class ItemList(msgspec.Struct):
 
 
 _ENCODER = msgspec.json.Encoder()
-_DECODER = msgspec.json.Decoder(ResponseObject)
 
 
 def encode(shown: DeletedResponse | ItemList) -> bytes:
@@ -164,8 +162,3 @@ def encode(shown: DeletedResponse | ItemList) -> bytes:
 
 def encode_response(response: ResponseObject) -> bytes:
     return _ENCODER.encode(response)
-
-
-def decode_response(body: bytes) -> ResponseObject:
-    """One that was kept."""
-    return _DECODER.decode(body)
