@@ -106,11 +106,11 @@ class _Choice:
 
 
 class Generation:
-    """Pulls from a stream that its owner has entered."""
+    """Pulls from ``stream``, which its owner has entered."""
 
     def __init__(self, request: GenerationRequest, stream: TokenStream, table: TokenTable) -> None:
         self._request = request
-        self._stream = stream
+        self.stream = stream
         self._prompt_logprobs: list[PromptLogprobs | None] = [None] * len(request.prompts)
         self._choices = [
             _Choice(request, prompt, table) for prompt in request.prompts for _ in range(prompt.sampling.n)
@@ -118,16 +118,16 @@ class Generation:
 
     async def next(self, timeout_s: float | None = None) -> Progress | None:
         """What came since the last call; None if nothing did in time. Raises StreamFailedError."""
-        batch = await self._stream.next_batch(timeout_s)
+        batch = await self.stream.next_batch(timeout_s)
         if batch is None:
             return None
         pieces = tuple(self._advance(index, part) for index, part in sorted(batch.parts.items()))
         if any(choice.finish_reason is None for choice in self._choices):
             for piece in pieces:
                 if self._choices[piece.index].stopped:
-                    self._stream.release_sequence(piece.index)
+                    self.stream.release_sequence(piece.index)
             return Progress(pieces)
-        self._stream.release()
+        self.stream.release()
         return Progress(pieces, self.usage())
 
     def prompt_logprobs(self, index: int) -> PromptLogprobs | None:

@@ -22,9 +22,9 @@ from msgspec import UNSET
 
 from engine.messages import FinishReason, PromptLogprobs
 from gateway.answer import Piece
-from gateway.errors import ApiError, ErrorKind, from_failure
+from gateway.errors import ApiError, ErrorKind
 from gateway.generation import ChoicePiece, Generation
-from gateway.mailbox import FailureKind, StreamFailedError
+from gateway.mailbox import StreamFailedError
 from gateway.metrics import RequestRecord
 from gateway.openai.answers import AnswerFormat, Identity, WholeChoice, join
 from gateway.openai.validated import GenerationRequest
@@ -32,9 +32,8 @@ from gateway.protocol import sse
 from gateway.request_keys import GATEWAY, request_id_of, visitor_of
 from gateway.sse_writer import SseWriter
 from gateway.state import Gateway
-from gateway.submission import Booking, engine_requests, service_for, session_of_key
+from gateway.submission import generating, service_for, session_of_key, told_failure
 from gateway.tenant_register import Visitor
-from gateway.token_stream import TokenStream
 
 log = logging.getLogger("tidegate.gateway")
 
@@ -158,21 +157,14 @@ class _Answering:
 
     async def run(self) -> web.StreamResponse:
         """Answer. Raises ApiError for a failure that can still become a status."""
-        tenant = self._visitor.tenant
-        session = session_of_key(tenant, self._request)
-        kv_quota = self._gateway.kv_quota(tenant)
-        requests = engine_requests(self._request, self._id, tenant, session, kv_quota)
-        booking = Booking(self._request, self._visitor, self._record)
-        limits = self._gateway.settings.stream_limits
-        stream = TokenStream(self._gateway.engine, requests, limits, booking.on_tokens)
-        try:
-            async with self._gateway.streams.open(stream):
-                generation = Generation(self._request, stream, self._gateway.model.codec.table)
-                if self._request.stream:
-                    return await self._streamed(generation, SseWriter(self._http, stream, self._headers))
-                return await self._plain(generation)
-        finally:
-            booking.close()
+        session = session_of_key(self._visitor.tenant, self._request)
+        async with generating(
+            self._gateway, self._request, self._id, self._visitor, session, self._record
+        ) as generation:
+            if self._request.stream:
+                writer = SseWriter(self._http, generation.stream, self._headers)
+                return await self._streamed(generation, writer)
+            return await self._plain(generation)
 
     async def _plain(self, generation: Generation) -> web.Response:
         pieces: dict[int, list[Piece]] = defaultdict(list)
@@ -271,17 +263,8 @@ class _Answering:
             await writer.fail(error, self._gateway.settings.linger_s)
 
     def _failed(self, error: StreamFailedError) -> ApiError:
-        failure = error.failure
-        is_theirs = failure.kind is FailureKind.REQUEST_INVALID
-        log.log(
-            logging.INFO if is_theirs else logging.ERROR,
-            "request %s (%s) ended without an answer: %s %s",
-            request_id_of(self._http),
-            self._id,
-            failure.message,
-            failure.detail,
-        )
-        found = from_failure(failure, self._request.grammar_param if is_theirs else None)
+        name = f"request {request_id_of(self._http)} ({self._id})"
+        found = told_failure(error.failure, self._request, name)
         self._record.outcome = found.kind.value
         return found
 

@@ -1,20 +1,30 @@
-"""From a validated request to the engine's requests, and what its tokens are booked on. Owns no socket.
+"""From a validated request to its generation: the engine's requests, and what its tokens are booked on.
 
 Runs on the event loop. All endpoints that generate pass through here, so that none forgets whose a request
-is, how urgent it is, or of which session.
+is, how urgent it is, or of which session; and none tells the engine's failures in its own way.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from engine.messages import AddRequest, Retention
+from gateway.errors import ApiError, from_failure
+from gateway.generation import Generation
+from gateway.mailbox import FailureKind, StreamFailure
 from gateway.metrics import CANCELLED, RequestRecord
 from gateway.openai.cache_hints import CacheHints
 from gateway.openai.service import Service
 from gateway.openai.validated import GenerationRequest
+from gateway.state import Gateway
 from gateway.tenant_register import Visitor
 from gateway.tenants import Tenant
+from gateway.token_stream import TokenStream
+
+log = logging.getLogger("tidegate.gateway")
 
 
 def service_for(tenant: Tenant, request: GenerationRequest) -> Service:
@@ -82,3 +92,37 @@ class Booking:
         """How far a search had come is not told before its end."""
         if self._sampling.beam is not None and self._record.outcome == CANCELLED:
             self._visitor.use_all()
+
+
+@asynccontextmanager
+async def generating(
+    gateway: Gateway,
+    request: GenerationRequest,
+    answer_id: str,
+    visitor: Visitor,
+    session: str,
+    record: RequestRecord,
+) -> AsyncIterator[Generation]:
+    """Scope of a request inside the engine. What it takes is booked with ``visitor`` and on ``record``."""
+    tenant = visitor.tenant
+    requests = engine_requests(request, answer_id, tenant, session, gateway.kv_quota(tenant))
+    booking = Booking(request, visitor, record)
+    stream = TokenStream(gateway.engine, requests, gateway.settings.stream_limits, booking.on_tokens)
+    try:
+        async with gateway.streams.open(stream):
+            yield Generation(request, stream, gateway.model.codec.table)
+    finally:
+        booking.close()
+
+
+def told_failure(failure: StreamFailure, request: GenerationRequest, name: str) -> ApiError:
+    """A failure as the client gets it; the rest of it is for the log, where the request has this name."""
+    is_theirs = failure.kind is FailureKind.REQUEST_INVALID
+    log.log(
+        logging.INFO if is_theirs else logging.ERROR,
+        "%s ended without an answer: %s %s",
+        name,
+        failure.message,
+        failure.detail,
+    )
+    return from_failure(failure, request.grammar_param if is_theirs else None)

@@ -32,9 +32,9 @@ async def create(http: web.Request) -> web.StreamResponse:
     gateway, visitor = http.app[GATEWAY], known_visitor(http)
     async with gateway.bodies.read(http, visitor.holder) as body:
         run = await http.app[RESPONSES].create(visitor, body)
-    if run.request.wire.stream:
+    if run.is_streamed:
         return await _streamed(http, run, -1)
-    if not run.request.wire.background:
+    if not run.response.background:
         async for _ in run.follow():
             pass
         if run.failure is not None:

@@ -8,23 +8,28 @@ permit; ended ones by age and by the bytes of their events together.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from engine.client import EngineDeadError
 from gateway.errors import ApiError, ErrorKind, no_engine
+from gateway.openai.responses import building
 from gateway.openai.responses.endpoint import ResponseRequest, ResponsesEndpoint, conversation_of
 from gateway.openai.responses.items import new_id
-from gateway.openai.responses.shape import DELIVERED, ResponseObject, encode_response
+from gateway.openai.responses.shape import DELIVERED, encode_response
 from gateway.openai.responses.wire import ResponseWire
 from gateway.responses.keeping import Purge, decoded, keeping, purge_of
+from gateway.responses.maker import Keep, ResponseMaker, Turn
 from gateway.responses.records import ItemRecord, ResponseRecord
-from gateway.responses.run import ResponseRun, RunPolicy, Turn
+from gateway.responses.run import ResponseRun, RunPolicy
 from gateway.responses.store import StateStore
 from gateway.responses.turns import BusyConversations, Past, RecentTurns, conflict, past_of, with_unkept
 from gateway.state import Gateway
-from gateway.submission import session_name, session_of_key
+from gateway.submission import service_for, session_name, session_of_key
 from gateway.tenant_register import Visitor
 from gateway.tenants import Tenant
 
@@ -53,6 +58,7 @@ class ResponseService:
         self._busy = BusyConversations()
         self._runs: dict[tuple[str, str], ResponseRun] = {}
         self._ended: dict[tuple[str, str], asyncio.TimerHandle] = {}
+        self._ended_bytes = 0
         self._launches: set[asyncio.Task[None]] = set()
 
     async def create(self, visitor: Visitor, body: bytes, origin: Origin = HTTP) -> ResponseRun:
@@ -134,28 +140,30 @@ class ResponseService:
         num_tokens = request.generation.num_reserved_tokens
         scope.enter_context(self._gateway.admission.permit(visitor.holder, 0, num_tokens))
         scope.enter_context(visitor.answering(1, num_tokens))
-        response_id = new_id("resp")
-        session = _session(tenant, request, past, response_id)
-        turn = Turn(response_id=response_id, session=session, visitor=visitor)
-        run = self._made(request, turn, past, origin)
-        await self._launch(run, past, scope.pop_all())
+        run = self._drafted(request, tenant)
+        turn = Turn(visitor=visitor, session=_session(tenant, request, past, run.id))
+        keep = self._keeper(past, origin.recent, is_stored=run.response.store)
+        maker = ResponseMaker(self._gateway, request, turn, run, keep)
+        await self._launch(self._kept_and_started(run, maker, turn, past, scope.pop_all()))
         return run
 
-    async def _launch(self, run: ResponseRun, past: Past, scope: AsyncExitStack) -> None:
-        """Keep it and start it, both or neither, even if whoever asked for it goes in the middle of that."""
-        work = self._kept_and_started(run, past, scope)
-        launch = asyncio.create_task(work, name=f"tidegate-launch-{run.id}")
+    async def _launch(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do all of it, even if whoever asked for it goes in the middle of that."""
+        launch = asyncio.create_task(work, name="tidegate-launch")
         self._launches.add(launch)
         launch.add_done_callback(self._launches.discard)
         await asyncio.shield(launch)
 
-    async def _kept_and_started(self, run: ResponseRun, past: Past, scope: AsyncExitStack) -> None:
+    async def _kept_and_started(
+        self, run: ResponseRun, maker: ResponseMaker, turn: Turn, past: Past, scope: AsyncExitStack
+    ) -> None:
+        """Both or neither."""
         async with scope:
             if run.response.store:
                 with keeping():
-                    await self._store.put_response(with_unkept(past, run.record()))
-            self._runs[run.turn.visitor.tenant.owner, run.id] = run
-            run.start(scope.pop_all())
+                    await self._store.put_response(with_unkept(past, maker.record()))
+            self._runs[turn.visitor.tenant.owner, run.id] = run
+            run.start(maker.make(scope.pop_all()))
 
     async def _wait_for_previous(self, visitor: Visitor, wire: ResponseWire, origin: Origin) -> None:
         if wire.previous_response_id is None:
@@ -170,26 +178,31 @@ class ResponseService:
     def _checked(self, wire: ResponseWire, history: Sequence[ItemRecord]) -> ResponseRequest:
         return self._endpoint.check(wire, decoded(history))
 
-    def _made(self, request: ResponseRequest, turn: Turn, past: Past, origin: Origin) -> ResponseRun:
-        settings = self._gateway.settings
-        is_kept = request.wire.store is not False
-        detached_s: float | None = settings.detached_s if is_kept else 0.0
-        if request.wire.background:
+    def _drafted(self, request: ResponseRequest, tenant: Tenant) -> ResponseRun:
+        """Its run, before anything has come of it."""
+        settings, generation = self._gateway.settings, request.generation
+        tier = service_for(tenant, generation).tier.value
+        draft = building.draft(request, new_id("resp"), int(time.time()), generation.model, tier)
+        detached_s: float | None = settings.detached_s if draft.store else 0.0
+        if draft.background:
             detached_s = None
         policy = RunPolicy(detached_s, settings.max_event_log_bytes)
+        on_end = partial(self._note_end, tenant.owner)
+        return ResponseRun(draft, policy, on_end, is_streamed=bool(request.wire.stream))
 
-        async def keep(ended: ResponseObject) -> None:
-            record = run.record(ended)
-            if origin.recent is not None and not is_kept:
-                origin.recent.remember(past, record)
-            if is_kept:
+    def _keeper(self, past: Past, recent: RecentTurns | None, *, is_stored: bool) -> Keep:
+        """Keeps what has become of a turn: in the store, or with the connection that remembers it."""
+
+        async def keep(record: ResponseRecord) -> None:
+            if is_stored:
                 with keeping():
-                    await self._keep(with_unkept(past, record))
+                    await self._put(with_unkept(past, record))
+            elif recent is not None:
+                recent.remember(past, record)
 
-        run = ResponseRun(self._gateway, request, turn, policy, keep, self._note_end)
-        return run
+        return keep
 
-    async def _keep(self, record: ResponseRecord) -> None:
+    async def _put(self, record: ResponseRecord) -> None:
         if record.conversation_id is not None and record.status in DELIVERED:
             await self._store.put_turn(record)
         else:
@@ -197,14 +210,12 @@ class ResponseService:
 
     # ---- ended runs ----
 
-    def _note_end(self, run: ResponseRun) -> None:
+    def _note_end(self, owner: str, run: ResponseRun) -> None:
         """Its events can be had for a while longer, as long as they are not too many together."""
-        owner = run.turn.visitor.tenant.owner
-        key = (owner, run.id)
-        settings = self._gateway.settings
-        loop = asyncio.get_running_loop()
-        self._ended[key] = loop.call_later(settings.detached_s, self._drop, owner, run)
-        while sum(self._runs[ended].log.num_bytes for ended in self._ended) > settings.max_ended_log_bytes:
+        settings, loop = self._gateway.settings, asyncio.get_running_loop()
+        self._ended[owner, run.id] = loop.call_later(settings.detached_s, self._drop, owner, run)
+        self._ended_bytes += run.log.num_bytes
+        while self._ended_bytes > settings.max_ended_log_bytes:
             oldest = next(iter(self._ended))
             self._drop(oldest[0], self._runs[oldest])
 
@@ -213,6 +224,7 @@ class ResponseService:
         timer = self._ended.pop((owner, run.id), None)
         if timer is not None:
             timer.cancel()
+            self._ended_bytes -= run.log.num_bytes
 
     # ---- the rest ----
 

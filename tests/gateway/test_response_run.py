@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import weakref
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
 
 from engine.scripted import Script
 from gateway.authentication import visitor_with
+from gateway.responses.maker import ResponseMaker
 from gateway.responses.records import StateSettings
 from gateway.responses.run import ResponseRun
 from gateway.responses.service import ResponseService
@@ -85,3 +88,41 @@ async def test_whom_nobody_follows_is_given_up_when_its_log_is_full(tokenizer_di
             await run.wait_ended()
         assert run.response.status == "cancelled"
         assert run.log.num_bytes > 10_000
+
+
+async def test_events_of_ended_ones_are_kept_up_to_a_bound(tokenizer_dir: str) -> None:
+    async with opened(tokenizer_dir, max_ended_log_bytes=20_000) as (house, service):
+        visitor = visitor_with(house.gateway, digest_of(b""))
+        assert visitor is not None
+        runs = []
+        for _ in range(12):
+            runs.append(await create(house, service))
+            await text_of(runs[-1])
+            await runs[-1].wait_ended()
+        kept = [run for run in runs if service.running(visitor, run.id) is run]
+        assert 0 < len(kept) < len(runs)
+        assert kept == runs[-len(kept) :]
+        total = sum(run.log.num_bytes for run in kept)
+        assert total <= 20_000 < total + runs[-len(kept) - 1].log.num_bytes
+        await service.delete(visitor, kept[0].id)
+        await text_of(await create(house, service))
+        assert all(service.running(visitor, run.id) for run in kept[1:]), "what was deleted takes no room"
+
+
+async def test_an_ended_one_holds_nothing_but_its_events(
+    tokenizer_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    makers = weakref.WeakSet[ResponseMaker]()
+    make = ResponseMaker.make
+
+    async def noted(maker: ResponseMaker, scope: AsyncExitStack) -> None:
+        makers.add(maker)
+        await make(maker, scope)
+
+    monkeypatch.setattr(ResponseMaker, "make", noted)
+    async with opened(tokenizer_dir) as (house, service):
+        run = await create(house, service)
+        assert await text_of(run) == "ok"
+        await run.wait_ended()
+        gc.collect()
+        assert not makers
