@@ -211,7 +211,7 @@ class ResponsesSocket:
             elif isinstance(action, Interrupt):
                 self._runs[action.turn].interrupt(Interruption.STEERED)
             elif isinstance(action, CancelResponse):
-                self._start(self._cancel, action.response_id)
+                await self._cancel(action.response_id)  # so that nobody asks faster than the store answers
             elif isinstance(action, Forget):
                 self._recent.forget(action.response_id)
                 self._weigh_memory()
@@ -287,7 +287,7 @@ class ResponsesSocket:
             else:
                 await self._service.retrieve(visitor, response_id)  # what has ended stays as it is
         except ApiError as error:
-            await self._carry_out([Say(error_event(error, None))])
+            self._outbox.append(error_event(error, None))
 
     def _visitor(self) -> Visitor:
         """Whose key it is now. Raises ApiError if that is nobody's any more, and the connection will end."""

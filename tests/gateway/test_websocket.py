@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,8 @@ from engine.scripted import Script
 from gateway.connection_limits import WebSocketLimits
 from gateway.mailbox import SHUTDOWN, StreamLimits
 from gateway.protocol.ws_session import WsSession
+from gateway.responses.records import ResponseRecord
+from gateway.responses.store import StateStore
 from gateway.tenants import hash_key
 from tests.gateway.house import House, RawClient, raw_client, text_ids, until
 
@@ -286,6 +289,27 @@ async def test_cancel_ends_a_response_and_nothing_else(make_house: Make) -> None
         assert len(house.engine.request_ids) == 1
         await client.send("response.cancel", response_id="resp_none")
         assert (await client.until("error"))[-1]["status"] == 404
+    await no_sockets(house)
+
+
+async def test_cancels_are_looked_up_one_by_one(make_house: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    house: House = await make_house()
+    look_up, lookups = StateStore.response, Counter[str]()
+
+    async def slow(store: StateStore, tenant: str, response_id: str) -> ResponseRecord | None:
+        lookups["now"] += 1
+        lookups["most"] = max(lookups["most"], lookups["now"])
+        await asyncio.sleep(0.002)
+        found = await look_up(store, tenant, response_id)
+        lookups["now"] -= 1
+        return found
+
+    monkeypatch.setattr(StateStore, "response", slow)
+    async with connected(house) as client:
+        for _ in range(20):
+            await client.send("response.cancel", response_id="resp_none")
+        assert [(await client.event())["status"] for _ in range(20)] == [404] * 20
+    assert lookups["most"] == 1
     await no_sockets(house)
 
 
