@@ -111,6 +111,7 @@ async def retrieve_item(http: web.Request) -> web.Response:
 async def delete_item(http: web.Request) -> web.Response:
     """DELETE /v1/conversations/{id}/items/{item_id}."""
     owner, conversation_id = _entered(http)
+    _found(await http.app[STORE].item(owner, conversation_id, http.match_info["item_id"]), "item")
     await http.app[RESPONSES].forget_conversation(known_visitor(http), conversation_id)
     left = await http.app[STORE].delete_item(owner, conversation_id, http.match_info["item_id"])
     return _conversation(_found(left, "item"))

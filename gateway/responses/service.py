@@ -20,7 +20,7 @@ from gateway.errors import ApiError, ErrorKind, no_engine
 from gateway.openai.responses import building
 from gateway.openai.responses.endpoint import ResponseRequest, ResponsesEndpoint, conversation_of
 from gateway.openai.responses.items import new_id
-from gateway.openai.responses.shape import DELIVERED, encode_response
+from gateway.openai.responses.shape import DELIVERED, ShownConversation, encode_response
 from gateway.openai.responses.wire import ResponseWire
 from gateway.responses.keeping import Purge, decoded, keeping, purge_of
 from gateway.responses.maker import Keep, ResponseMaker, Turn
@@ -102,8 +102,13 @@ class ResponseService:
             raise _not_found()
 
     async def forget_conversation(self, visitor: Visitor, conversation_id: str) -> None:
-        """Forget the KV of all that was said in a conversation, while it still has what is to be deleted."""
+        """Forget the KV of all that was said in a conversation, while it still has what is to be deleted.
+
+        A turn of it that runs is ended, since it would leave more behind.
+        """
         owner = visitor.tenant.owner
+        for run in self._runs_of(owner, conversation_id):
+            await run.cancel()
         record = await self._store.last_turn(owner, conversation_id)
         history = None if record is None else await self._store.history(owner, record.id)
         if record is not None and history is not None:
@@ -227,6 +232,11 @@ class ResponseService:
             self._ended_bytes -= run.log.num_bytes
 
     # ---- the rest ----
+
+    def _runs_of(self, owner: str, conversation_id: str) -> list[ResponseRun]:
+        """Turns of a conversation whose events can be had."""
+        mine = (run for (of, _), run in self._runs.items() if of == owner)
+        return [run for run in mine if run.response.conversation == ShownConversation(conversation_id)]
 
     async def _found(self, visitor: Visitor, response_id: str) -> ResponseRecord:
         record = await self._store.response(visitor.tenant.owner, response_id)

@@ -13,6 +13,7 @@ import openai
 import pytest
 from openai.types.conversations import Conversation, ConversationDeletedResource, ConversationItemList
 
+from engine.scripted import Script
 from gateway.responses.records import StateSettings
 from tests.gateway.house import IM_END, House, text_ids
 
@@ -253,6 +254,8 @@ async def test_deleting_forgets_the_kv_of_what_was_said(house: House, client: Cl
         for text in ("One", "Two"):
             house.say(text_ids(f"{text}!"))
             await asking.responses.create(model="tiny", input=text, conversation=made.id)
+    with pytest.raises(openai.NotFoundError):
+        await client.call("items.delete", "msg_none", conversation_id=made.id)
     first = (await client.list_all(made.id, order="asc"))[0]
     await client.call("items.delete", first.id, conversation_id=made.id)
     await client.call("delete", made.id)
@@ -263,6 +266,20 @@ async def test_deleting_forgets_the_kv_of_what_was_said(house: House, client: Cl
     assert "user\nOne" in text_of(whole.token_ids)
     assert "user\nOne" not in text_of(without_first.token_ids)
     assert "One!" in text_of(without_first.token_ids)
+
+
+async def test_deleting_ends_the_turn_that_runs(make_house: Make) -> None:
+    house: House = await make_house(step_s=0.05)
+    house.script(Script(token_ids=text_ids("on and on "), endless=True))
+    async with openai.AsyncOpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as client:
+        made = await client.conversations.create()
+        running = await client.responses.create(
+            model="tiny", input="One", conversation=made.id, background=True
+        )
+        await client.conversations.delete(made.id)
+        assert (await client.responses.retrieve(running.id)).status == "cancelled"
+    (forgotten,) = house.engine.record.forgotten
+    assert "user\nOne" in text_of(forgotten.token_ids)
 
 
 def text_of(token_ids: Sequence[int]) -> str:
