@@ -19,7 +19,7 @@ from aiohttp import WSMsgType, web
 
 from gateway.authentication import unauthorized, visitor_with
 from gateway.connection import Connection
-from gateway.errors import TABLE, ApiError, ErrorKind, bad_request, clip, from_failure
+from gateway.errors import TABLE, ApiError, ErrorKind, clip, from_failure
 from gateway.handlers import known_visitor
 from gateway.mailbox import TOO_SLOW
 from gateway.protocol.ws_events import ClientEvent, EventError, Resume, read_event
@@ -37,7 +37,6 @@ from gateway.protocol.ws_turns import (
     TurnState,
 )
 from gateway.request_keys import GATEWAY, key_of, request_id_of
-from gateway.responses.event_log import EventsGoneError
 from gateway.responses.run import Interruption, ResponseRun
 from gateway.responses.service import Origin, ResponseService
 from gateway.responses.turns import RecentTurns
@@ -254,12 +253,7 @@ class ResponsesSocket:
 
     async def _found(self, asked: object) -> ResponseRun:
         assert isinstance(asked, Resume)
-        visitor = self._visitor()
-        run = self._service.running(visitor, asked.response_id)
-        if run is None:
-            await self._service.retrieve(visitor, asked.response_id)  # 404 if there is no such response
-            raise _events_gone()
-        return run
+        return await self._service.events_of(self._visitor(), asked.response_id)
 
     async def _tell(self, turn: Turn, run: ResponseRun) -> None:
         asked = turn.asked
@@ -273,8 +267,6 @@ class ResponsesSocket:
                     await self._carry_out(self._session.tell(turn, (event,)))
             if turn.state is TurnState.RUNNING:
                 await self._carry_out(self._session.told_all(turn))
-        except EventsGoneError:
-            raise _events_gone() from None
         finally:
             await follower.aclose()
 
@@ -333,10 +325,3 @@ class ResponsesSocket:
             self._loop.call_later(self._gateway.settings.linger_s, transport.abort)
         reason = clip(error.message, _MAX_REASON_CHARS).encode()
         await self._ws.close(code=TABLE[error.kind].close_code, message=reason, drain=False)
-
-
-def _events_gone() -> ApiError:
-    return bad_request(
-        "starting_after",
-        "The events of this response cannot be had from there on any more; fetch it by GET.",
-    )

@@ -10,7 +10,7 @@ import asyncio
 
 from aiohttp import web
 
-from gateway.errors import ApiError, bad_request
+from gateway.errors import bad_request
 from gateway.handlers import known_visitor
 from gateway.mailbox import TOO_SLOW, StreamFailedError
 from gateway.openai.responses.events import Event
@@ -18,7 +18,7 @@ from gateway.openai.responses.shape import DeletedResponse, encode, encode_respo
 from gateway.protocol import sse
 from gateway.request_keys import GATEWAY
 from gateway.responses.app_keys import RESPONSES
-from gateway.responses.event_log import MAX_EVENT_NUMBER, EventsGoneError
+from gateway.responses.event_log import MAX_EVENT_NUMBER
 from gateway.responses.paging import page_of, page_query
 from gateway.responses.run import ResponseRun
 from gateway.sse_writer import SseWriter
@@ -51,10 +51,7 @@ async def retrieve(http: web.Request) -> web.StreamResponse:
         if starting_after is not None:
             raise bad_request("starting_after", "'starting_after' goes with 'stream=true' only.")
         return web.Response(body=await service.retrieve(visitor, response_id), content_type=_JSON)
-    run = service.running(visitor, response_id)
-    if run is None or not run.response.store:
-        await service.retrieve(visitor, response_id)  # 404 if there is no such response at all
-        raise _events_gone()
+    run = await service.events_of(visitor, response_id)
     return await _streamed(http, run, -1 if starting_after is None else starting_after)
 
 
@@ -89,8 +86,6 @@ async def _streamed(http: web.Request, run: ResponseRun, starting_after: int) ->
         if not writer.started:
             await writer.send(sse.KEEP_ALIVE)  # there was nothing more to tell
         await writer.finish()
-    except EventsGoneError:
-        raise _events_gone() from None
     except StreamFailedError:
         if http.transport is not None:
             http.transport.abort()
@@ -134,10 +129,3 @@ def _number(http: web.Request, name: str) -> int | None:
     if not (given.isascii() and given.isdigit() and len(given) <= _MAX_DIGITS):
         raise bad_request(name, f"'{name}' must be the number of an event.")
     return int(given)
-
-
-def _events_gone() -> ApiError:
-    return bad_request(
-        "starting_after",
-        "The events of this response cannot be had from there on any more; fetch it without 'stream'.",
-    )

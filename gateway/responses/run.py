@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.errors import ApiError
+from gateway.errors import ApiError, bad_request
 from gateway.mailbox import FailureKind, StreamFailure
 from gateway.openai.responses.events import Event
 from gateway.openai.responses.shape import ResponseObject
-from gateway.responses.event_log import EventLog
+from gateway.responses.event_log import EventLog, EventsGoneError
 from gateway.token_stream import TokenStream
 
 _FIRST_FOLLOWER_S = 2.0
@@ -130,9 +130,12 @@ class ResponseRun:
     ) -> AsyncGenerator[Sequence[Event], None]:
         """Its events behind that number, in order, to the last; nothing at all after each ``keepalive_s``.
 
-        Who asks for more has taken what it got before. Raises EventsGoneError if there would be a gap.
+        Who asks for more has taken what it got before. Raises ApiError (400) if there would be a gap.
         """
-        self.log.check(starting_after)
+        try:
+            self.log.check(starting_after)
+        except EventsGoneError:
+            raise events_gone() from None
         follower = _Follower(starting_after, asyncio.Event())
         self._followers.append(follower)
         self._was_followed = True
@@ -202,6 +205,13 @@ class ResponseRun:
             yield
         finally:
             self._stream = None
+
+
+def events_gone() -> ApiError:
+    return bad_request(
+        "starting_after",
+        "The events of this response cannot be had from there on any more; fetch the response itself.",
+    )
 
 
 async def _set_within(event: asyncio.Event, timeout_s: float | None) -> bool:

@@ -25,7 +25,7 @@ from gateway.openai.responses.wire import ResponseWire
 from gateway.responses.keeping import Purge, decoded, keeping, purge_of
 from gateway.responses.maker import Keep, ResponseMaker, Turn
 from gateway.responses.records import ItemRecord, ResponseRecord
-from gateway.responses.run import ResponseRun, RunPolicy
+from gateway.responses.run import ResponseRun, RunPolicy, events_gone
 from gateway.responses.store import StateStore
 from gateway.responses.turns import BusyConversations, Past, RecentTurns, conflict, past_of, with_unkept
 from gateway.state import Gateway
@@ -73,6 +73,17 @@ class ResponseService:
     def running(self, visitor: Visitor, response_id: str) -> ResponseRun | None:
         """A response whose events can be had: it is being made, or was a moment ago."""
         return self._runs.get((visitor.tenant.owner, response_id))
+
+    async def events_of(self, visitor: Visitor, response_id: str) -> ResponseRun:
+        """A stored response whose events can be had.
+
+        Raises ApiError: 404 if there is no such response, 400 if its events are gone.
+        """
+        run = self.running(visitor, response_id)
+        if run is None or not run.response.store:
+            await self._found(visitor, response_id)
+            raise events_gone()
+        return run
 
     async def retrieve(self, visitor: Visitor, response_id: str) -> bytes:
         """The Response object as it stands, as JSON. Raises ApiError (404)."""

@@ -333,8 +333,10 @@ async def test_a_response_is_resumed_by_event_and_by_url(make_house: Make) -> No
         assert (await client.answer())[0] == "ok", "there is nothing more, and the lane is free"
         await client.send("response.resume", response_id=response_id, starting_after=len(whole))
         assert (await client.event())["error"]["param"] == "starting_after"
-        await client.send("response.resume", response_id="resp_none")
-        assert (await client.event())["status"] == 404
+        _, unstored = await client.answer(store=False)
+        for unknown in ("resp_none", unstored):
+            await client.send("response.resume", response_id=unknown)
+            assert (await client.event())["status"] == 404
     assert await refusal(house, f"?response_id={response_id}&starting_after=x") == 400
     await no_sockets(house)
 
