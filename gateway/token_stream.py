@@ -8,7 +8,8 @@ stays blocked, for ``pause_timeout_s`` is given up.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from itertools import accumulate
 
 import msgspec
@@ -85,6 +86,11 @@ class TokenStream:
         self._news = asyncio.Event()
         self._pause_timer: asyncio.TimerHandle | None = None
         self._blocked_on: asyncio.Timeout | None = None
+
+    @property
+    def failure(self) -> StreamFailure | None:
+        """Why it ended, if it did without a finish reason; what came before can still be taken."""
+        return self._mailbox.failure
 
     def submit(self) -> None:
         """Start. If the engine cannot take it, that shows as the stream's failure."""
@@ -182,9 +188,18 @@ class TokenStream:
         Raises StreamFailedError when the stream is ended meanwhile, or when the client has taken
         nothing for as long as a pause may last.
         """
+        async with self.blocked():
+            await asyncio.shield(write)
+
+    @asynccontextmanager
+    async def blocked(self) -> AsyncIterator[None]:
+        """Scope of a wait for the client; not to be entered once the stream has failed.
+
+        Raises StreamFailedError when the stream is ended meanwhile, or the wait is as long as a pause may be.
+        """
         try:
             async with asyncio.timeout(self._limits.pause_timeout_s) as self._blocked_on:
-                await asyncio.shield(write)
+                yield
         except TimeoutError:
             self.end(TOO_SLOW)
             raise StreamFailedError(self._mailbox.failure or TOO_SLOW) from None

@@ -119,7 +119,7 @@ class ResponseMaker:
     async def _pumped(self, generation: Generation, record: RequestRecord) -> ResponseObject:
         run, events = self._run, self._events
         while True:
-            await run.make_room()
+            await run.make_room(generation.stream)
             progress = await generation.next()
             assert progress is not None
             for part in progress.pieces:

@@ -179,12 +179,13 @@ class ResponseRun:
         for follower in self._followers:
             follower.news.set()
 
-    async def make_room(self) -> None:
+    async def make_room(self, stream: TokenStream) -> None:
         """Let go what every follower has; with none there, what nobody may wait for. Waits for the rest.
 
-        Who asked for it, and has not begun to follow it, is waited for as one who lags is.
+        Who asked for it, and has not begun to follow it, is waited for as one who lags is. There is no
+        waiting when ``stream`` has failed; raises StreamFailedError if it fails meanwhile.
         """
-        while self.log.is_full and self.interruption is None:
+        while self.log.is_full and self.interruption is None and stream.failure is None:
             if self._followers:
                 self.log.forget_until(min(follower.position for follower in self._followers))
             elif self._policy.detached_s is None:
@@ -193,7 +194,8 @@ class ResponseRun:
                 self.interrupt(Interruption.CANCELLED)
             if self.log.is_full and self.interruption is None:
                 self._room.clear()
-                await self._room.wait()
+                async with stream.blocked():
+                    await self._room.wait()
 
     @contextmanager
     def interrupting(self, stream: TokenStream) -> Iterator[None]:

@@ -90,6 +90,22 @@ async def test_whom_nobody_follows_is_given_up_when_its_log_is_full(tokenizer_di
         assert run.log.num_bytes > 10_000
 
 
+async def test_who_keeps_up_is_told_of_a_failure_though_another_lags(tokenizer_dir: str) -> None:
+    bounds = {"step_s": 0.001, "max_event_log_bytes": 20_000}
+    async with opened(tokenizer_dir, engine_restarts=1, **bounds) as (house, service):
+        house.script(Script(token_ids=text_ids("go on "), endless=True))
+        run = await create(house, service)
+        other = asyncio.create_task(text_of(run))
+        async with aclosing(run.follow()) as lagging:
+            await anext(lagging)
+            await until(lambda: run.log.is_full)
+            house.engine.die("killed")
+            async with asyncio.timeout(10):
+                assert (await other).startswith("go on go on ")
+            assert (run.response.status, run.is_ended) == ("failed", True)
+        await until(lambda: house.gateway.condition == "ok")
+
+
 async def test_events_of_ended_ones_are_kept_up_to_a_bound(tokenizer_dir: str) -> None:
     async with opened(tokenizer_dir, max_ended_log_bytes=20_000) as (house, service):
         visitor = visitor_with(house.gateway, digest_of(b""))
