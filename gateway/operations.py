@@ -213,7 +213,7 @@ QUERY_PARAMETERS = {
         "starting_after",
         "With 'stream': the number of the last event that came.",
         type="integer",
-        minimum=0,
+        minimum=-1,
         maximum=MAX_EVENT_NUMBER,
     ),
     "ticket": _in_query("ticket", "From /v1/tickets, in place of a key.", type="string"),

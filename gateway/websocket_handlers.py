@@ -13,11 +13,12 @@ from aiohttp import web
 
 from gateway.authentication import KEY_SUBPROTOCOL, is_upgrade, subprotocols
 from gateway.cors import is_same_host
-from gateway.errors import ApiError, ErrorKind, bad_request, shutting_down
+from gateway.errors import ApiError, ErrorKind, shutting_down
 from gateway.handlers import known_visitor
 from gateway.protocol.ws_events import Resume
 from gateway.request_keys import GATEWAY, key_of
 from gateway.responses.app_keys import RESPONSES
+from gateway.responses.event_log import number_asked_for
 from gateway.state import Gateway
 from gateway.tickets import TicketAnswer
 from gateway.websocket import ResponsesSocket
@@ -72,8 +73,4 @@ def _asked_to_resume(request: web.Request) -> Resume | None:
     response_id = request.query.get("response_id")
     if response_id is None:
         return None
-    number = request.query.get("starting_after", "-1")
-    digits = number.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit() and len(digits) < 10 and int(number) >= -1):
-        raise bad_request("starting_after", "'starting_after' must be a sequence number.")
-    return Resume(response_id, int(number))
+    return Resume(response_id, number_asked_for(request.query))

@@ -5,15 +5,18 @@ Pure. Bound: ``max_bytes``, past which ``is_full`` asks the owner to let the old
 
 from __future__ import annotations
 
+import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
 
+from gateway.errors import bad_request
 from gateway.openai.responses.events import Event
 
 _EVENT_OVERHEAD_BYTES = 150  # of Python's objects around an event's bytes
 MAX_BATCH_BYTES = 64 * 2**10
 MAX_EVENT_NUMBER = 999_999_999  # that a client may name
+_NUMBER = re.compile("-1|[0-9]{1,9}")
 
 
 class EventsGoneError(LookupError):
@@ -69,6 +72,14 @@ class EventLog:
         while self._events and self.first <= number and self.num_bytes > self._max_bytes // 2:
             self.num_bytes -= _size(self._events.popleft())
             self.first += 1
+
+
+def number_asked_for(query: Mapping[str, str]) -> int:
+    """Of a URL: behind which event to go on; -1 is from the first, as if none were named. Raises ApiError."""
+    given = query.get("starting_after", "-1")
+    if not _NUMBER.fullmatch(given):
+        raise bad_request("starting_after", "'starting_after' must be the number of an event.")
+    return int(given)
 
 
 def _size(event: Event) -> int:

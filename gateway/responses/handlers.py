@@ -18,13 +18,12 @@ from gateway.openai.responses.shape import DeletedResponse, encode, encode_respo
 from gateway.protocol import sse
 from gateway.request_keys import GATEWAY
 from gateway.responses.app_keys import RESPONSES
-from gateway.responses.event_log import MAX_EVENT_NUMBER
+from gateway.responses.event_log import number_asked_for
 from gateway.responses.paging import page_of, page_query
 from gateway.responses.run import ResponseRun
 from gateway.sse_writer import SseWriter
 
 _JSON = "application/json"
-_MAX_DIGITS = len(str(MAX_EVENT_NUMBER))
 
 
 async def create(http: web.Request) -> web.StreamResponse:
@@ -46,13 +45,13 @@ async def retrieve(http: web.Request) -> web.StreamResponse:
     """GET /v1/responses/{id}, whole or the rest of its events."""
     service, visitor = http.app[RESPONSES], known_visitor(http)
     response_id = http.match_info["id"]
-    starting_after = _number(http, "starting_after")
+    starting_after = number_asked_for(http.query)
     if not _flag(http, "stream"):
-        if starting_after is not None:
+        if "starting_after" in http.query:
             raise bad_request("starting_after", "'starting_after' goes with 'stream=true' only.")
         return web.Response(body=await service.retrieve(visitor, response_id), content_type=_JSON)
     run = await service.events_of(visitor, response_id)
-    return await _streamed(http, run, -1 if starting_after is None else starting_after)
+    return await _streamed(http, run, starting_after)
 
 
 async def cancel(http: web.Request) -> web.Response:
@@ -120,12 +119,3 @@ def _flag(http: web.Request, name: str) -> bool:
     if given not in ("true", "false"):
         raise bad_request(name, f"'{name}' must be true or false.")
     return given == "true"
-
-
-def _number(http: web.Request, name: str) -> int | None:
-    given = http.query.get(name)
-    if given is None:
-        return None
-    if not (given.isascii() and given.isdigit() and len(given) <= _MAX_DIGITS):
-        raise bad_request(name, f"'{name}' must be the number of an event.")
-    return int(given)

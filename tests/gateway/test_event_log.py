@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.errors import ApiError
 from gateway.openai.responses.events import Event
-from gateway.responses.event_log import MAX_BATCH_BYTES, EventLog, EventsGoneError
+from gateway.responses.event_log import (
+    MAX_BATCH_BYTES,
+    MAX_EVENT_NUMBER,
+    EventLog,
+    EventsGoneError,
+    number_asked_for,
+)
 
 
 def event(number: int, size: int = 10, type: str = "response.output_text.delta") -> Event:
@@ -102,3 +109,13 @@ def test_a_gap_is_a_fault_of_ours() -> None:
     log = filled(2)
     with pytest.raises(AssertionError):
         log.add([event(3)])
+
+
+def test_a_url_names_an_event_or_none() -> None:
+    assert [number_asked_for({"starting_after": text}) for text in ("-1", "0", "007", "999999999")] == [
+        -1, 0, 7, MAX_EVENT_NUMBER,
+    ]  # fmt: skip
+    assert number_asked_for({}) == -1
+    for text in ("", "-0", "-2", "x", "1.0", "+1", "1000000000", "\u0661"):
+        with pytest.raises(ApiError):
+            number_asked_for({"starting_after": text})
