@@ -241,7 +241,9 @@ class ResponsesSocket:
             await self._tell(turn, run)
         except ApiError as error:
             self._gateway.metrics.error_answers.labels(error.kind.value).inc()
-            await self._carry_out(self._session.refused(turn, error))
+            actions = self._session.refused(turn, error)
+            self._hold(self._session.held_bytes + self._incoming_bytes)
+            await self._carry_out(actions)
         finally:
             self._runs.pop(turn, None)
             self._active_at = self._loop.time()

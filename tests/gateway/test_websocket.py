@@ -215,6 +215,7 @@ async def test_errors_have_the_shape_that_the_client_knows(make_house: Make) -> 
         assert event["error"]["code"] == "previous_response_not_found"
         assert event["error"]["param"] == "previous_response_id"
         assert "stream_id" not in event
+        await until(lambda: house.gateway.bodies.total_bytes == 0)  # while the connection is open
     await no_sockets(house)
 
 
