@@ -12,7 +12,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c c
 RUNTIME := $(VENV)/.runtime-installed
 TEST    := $(VENV)/.test-installed
 
-.PHONY: help install serve chat doctor test test-slow lint bench-tiers bench-isolation bench-sessions format clean
+.PHONY: help install serve chat doctor test test-slow lint bench-tiers bench-isolation bench-sessions screenshots format clean
 
 help:
 	@echo "make serve [MODEL=path] [ARGS='--port 9000']   serve a model (the built-in one by default)"
@@ -23,6 +23,7 @@ help:
 	@echo "make bench-tiers                               measure the KV tiers (about 10 minutes, idle machine)"
 	@echo "make bench-isolation                           measure what one client does to others (2 minutes, idle machine)"
 	@echo "make bench-sessions                            measure sessions that come back (30 minutes, idle machine)"
+	@echo "make screenshots                               take the pictures of the chat page anew (needs Chromium)"
 	@echo "make format                                    format the code"
 
 install: $(RUNTIME)
@@ -67,6 +68,9 @@ test: lint
 
 test-slow: lint
 	export TIDEGATE_SLOW=1; $(call run-tests)
+
+screenshots: $(TEST)
+	TIDEGATE_SCREENSHOTS=$(CURDIR)/docs/images $(BIN)/python -m pytest tests/web/test_chat_page_real_model.py
 
 bench-isolation: $(TEST)
 	$(BIN)/python -m benchmarks.isolation --json docs/benchmarks/isolation.json

@@ -19,8 +19,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from engine.client import Engine
-from gateway import handlers, probes, websocket_handlers
-from gateway.authentication import WEBSOCKET_PATH, authenticate
+from gateway import handlers, probes, web_handlers, websocket_handlers
+from gateway.authentication import TIDE_PATH, WEBSOCKET_PATH, authenticate
 from gateway.connection import Connection
 from gateway.cors import is_preflight
 from gateway.error_answers import INTERNAL, SERVER_NAME, error_response, from_refusal
@@ -77,6 +77,10 @@ def build_app(gateway: Gateway, store: StateStore) -> web.Application:
     app.router.add_get("/metrics", probes.metrics)
     app.router.add_get("/version", probes.version)
     app.router.add_get("/openapi.json", probes.openapi)
+    if gateway.settings.web:
+        app.router.add_get("/", web_handlers.index)
+        app.router.add_get("/web/{file:.+}", web_handlers.file)
+        app.router.add_get(TIDE_PATH, web_handlers.tide, allow_head=False)
     if gateway.settings.admin_key is not None:
         app.router.add_get("/debug/integrity", probes.integrity)
         app.router.add_get("/debug/kv", probes.kv)

@@ -1,7 +1,8 @@
 """Finds out who sent a request. Raises 401 where a key is needed and none that is good was given.
 
 Runs on the event loop. ``/debug/`` needs the admin key, the API a tenant's; what is neither is open. A key
-comes as a bearer token; for a WebSocket, to which browsers add no header, also as a ticket or a subprotocol.
+comes as a bearer token; for a WebSocket or an event source, to which browsers add no header, also as a
+ticket or a subprotocol.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from gateway.tenant_register import Visitor
 from gateway.tenants import KeyDigest, digest_of, key_bytes
 
 WEBSOCKET_PATH = "/v1/responses"
+TIDE_PATH = "/v1/tide"
 KEY_SUBPROTOCOL = "openai-insecure-api-key."
 _TENANT_PATHS = ("/v1/", "/tokenize", "/detokenize")
 
@@ -64,7 +66,8 @@ def unauthorized() -> ApiError:
 
 def _given_key(request: web.Request, gateway: Gateway) -> KeyDigest | None:
     """None for a ticket that is not good."""
-    may_be_elsewhere = request.path == WEBSOCKET_PATH and is_upgrade(request)
+    is_socket = request.path == WEBSOCKET_PATH and is_upgrade(request)
+    may_be_elsewhere = is_socket or request.path == TIDE_PATH
     if "Authorization" in request.headers or not may_be_elsewhere:
         return digest_of(_bearer_token(request))
     ticket = request.query.get("ticket")

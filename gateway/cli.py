@@ -92,6 +92,12 @@ def main() -> None:
     " than once.  [default: none]",
 )
 @click.option(
+    "--web/--no-web",
+    default=_DEFAULTS.web,
+    show_default=True,
+    help="Serve the chat page at / and its tide map (docs/web.md).",
+)
+@click.option(
     "--served-model-name",
     multiple=True,
     help="Name that clients use; may be given more than once.  [default: the model's]",
@@ -199,6 +205,7 @@ def serve_command(**options: Any) -> None:
             head_timeout_s=options["header_timeout"],
             idle_timeout_s=options["keepalive_timeout"],
         ),
+        web=options["web"],
         served_model_names=options["served_model_name"],
         max_num_seqs=config.max_num_seqs,
         max_waiting=options["max_waiting"],

@@ -195,7 +195,10 @@ class _Server:
                 info.disk_blocks, info.disk_kv_bytes / 2**30, info.disk_blocks_found,
             )  # fmt: skip
         scheme = "http" if self._tls is None else "https"
-        log.info("serving %s on %s", info.model_name, base_url(self._listeners, scheme))
+        url = base_url(self._listeners, scheme)
+        log.info("serving %s on %s", info.model_name, url)
+        if self._settings.web:
+            log.info("chat with it at %s/", url)
 
 
 @contextlib.contextmanager

@@ -127,12 +127,17 @@ class Reservation:
 
 
 class Account:
-    """What one tenant has used lately and holds now, whatever its limits. It outlives a reload of them."""
+    """What one tenant has used lately and holds now, whatever its limits. It outlives a reload of them.
+
+    ``generated_total``, and ``last_ttft_s``, its last wait for a first token, limit nothing: they are told.
+    """
 
     def __init__(self) -> None:
         self.requests = Window()
         self.tokens = Window()
         self.in_flight = 0
+        self.generated_total = 0
+        self.last_ttft_s: float | None = None
 
     def why_no_request(self, limits: Limits, now_ms: int) -> LimitError | None:
         """Why one more request cannot come in; None if it can."""

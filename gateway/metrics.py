@@ -39,13 +39,15 @@ class RequestRecord:
         self._metrics = metrics
         self._started = time.perf_counter()
         self._last: dict[int, float] = {}
+        self.ttft_s: float | None = None  # once there was a token
         self.outcome = CANCELLED  # what leaves the scope without saying otherwise
 
     def on_tokens(self, index: int, count: int) -> None:
         """Tokens of one of the request's sequences reached the gateway."""
         now = time.perf_counter()
         if not self._last:
-            self._metrics.ttft_seconds.observe(now - self._started)
+            self.ttft_s = now - self._started
+            self._metrics.ttft_seconds.observe(self.ttft_s)
         before, self._last[index] = self._last.get(index), now
         if before is not None:
             for _ in range(count):

@@ -44,11 +44,12 @@ class About:
     max_body_bytes: int
     needs_key: bool
     has_admin_key: bool
+    has_web: bool
 
 
 def document(model: ModelContext, about: About) -> Schema:
     """The whole of it, as JSON values."""
-    operations = [op for op in OPERATIONS if about.has_admin_key or op.access is not Access.ADMIN_KEY]
+    operations = [op for op in OPERATIONS if _is_there(op, about)]
     paths: Schema = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation, about)
@@ -64,12 +65,7 @@ def document(model: ModelContext, about: About) -> Schema:
         "components": {
             "schemas": _schemas(operations, model),
             "headers": _HEADERS,
-            "parameters": {
-                "requestId": _REQUEST_ID,
-                "modelName": _model_name(model),
-                **PATH_PARAMETERS,
-                **QUERY_PARAMETERS,
-            },
+            "parameters": _named_parameters(operations, model),
             "securitySchemes": {
                 access.value: {"type": "http", "scheme": "bearer"}
                 for access in (Access.API_KEY, Access.ADMIN_KEY)
@@ -92,6 +88,22 @@ def _schemas(operations: Iterable[Operation], model: ModelContext) -> Schema:
         answered += [answer for answer in operation.answers.values() if not isinstance(answer, dict)]
         answered += [operation.chunk] if operation.chunk is not None else []
     return component_schemas(asked, answered, figures)
+
+
+def _named_parameters(operations: Iterable[Operation], model: ModelContext) -> Schema:
+    named = {
+        "requestId": _REQUEST_ID,
+        "modelName": _model_name(model),
+        **PATH_PARAMETERS,
+        **QUERY_PARAMETERS,
+    }
+    used = {name for operation in operations for name in _parameters(operation)}
+    return {name: told for name, told in named.items() if name in used}
+
+
+def _is_there(operation: Operation, about: About) -> bool:
+    has_key = about.has_admin_key or operation.access is not Access.ADMIN_KEY
+    return has_key and (about.has_web or not operation.is_of_page)
 
 
 def _is_locked(access: Access, about: About) -> bool:
@@ -156,7 +168,8 @@ def _response(operation: Operation, status: int, kinds: list[ErrorKind], headers
     schemas = [_failure(kinds)] if kinds else []
     if (answer := operation.answers.get(status)) is not None:
         meanings.insert(0, "success" if status < 400 else "no success, for the reason given")
-        schemas.insert(0, answer if isinstance(answer, dict) else ref(answer))
+        schema = answer if isinstance(answer, dict) else ref(answer)
+        schemas.insert(0, _snapshot(schema) if operation.media_type == EVENTS else schema)
         if operation.chunk is not None:
             is_typed = isinstance(operation.chunk, UnionType)
             content[EVENTS] = {"schema": (_typed_event if is_typed else _event)(operation.chunk)}
@@ -205,6 +218,16 @@ def _typed_event(chunk: Hint) -> Schema:
             "data": {"type": "string", "contentMediaType": JSON, "contentSchema": ref(chunk)},
         },
         "required": ["event", "data"],
+    }
+
+
+def _snapshot(schema: Schema) -> Schema:
+    """One event of a feed, as its fields."""
+    return {
+        "description": "An event for each snapshot that differs from the one before, until the client goes.",
+        "type": "object",
+        "properties": {"data": {"type": "string", "contentMediaType": JSON, "contentSchema": schema}},
+        "required": ["data"],
     }
 
 

@@ -30,8 +30,10 @@ from gateway.probe_answers import Health, Integrity, KvPlaces, ModelCard, ModelL
 from gateway.responses.event_log import MAX_EVENT_NUMBER
 from gateway.responses.paging import DEFAULT_PAGE, MAX_PAGE
 from gateway.tickets import TicketAnswer
+from gateway.tide import TideSnapshot
 
 JSON, TEXT, EVENTS = "application/json", "text/plain", "text/event-stream"
+_HTML, _ANY = "text/html", "*/*"
 
 
 class Access(enum.Enum):
@@ -48,6 +50,7 @@ class Operation:
 
     ``answers``: bodies by status, a schema or the struct, or several, whose schema it is. ``chunk``: what the
     events of a streamed answer carry; of several they have types. ``query``: names of what the URL may say.
+    ``is_of_page``: it is there with the chat page only.
     """
 
     method: str
@@ -60,6 +63,7 @@ class Operation:
     query: tuple[str, ...] = ()
     media_type: str = JSON
     failures: tuple[ErrorKind, ...] = ()
+    is_of_page: bool = False
 
 
 ANYWHERE = (
@@ -183,6 +187,19 @@ OPERATIONS = (
     Operation("get", "/version", "The version of the server.", {200: Version}, Access.OPEN),
     Operation("get", "/openapi.json", "This document.", {200: {"type": "object"}}, Access.OPEN),
     Operation(
+        "get", "/v1/tide", "Where the KV of the caller's sessions is, as it changes.",
+        {200: TideSnapshot}, media_type=EVENTS, failures=(ErrorKind.BUSY, ErrorKind.SHUTDOWN),
+        is_of_page=True,
+    ),
+    Operation(
+        "get", "/", "The chat page.", {200: {"type": "string"}}, Access.OPEN, media_type=_HTML,
+        is_of_page=True,
+    ),
+    Operation(
+        "get", "/web/{file}", "One of its files.", {200: {"type": "string"}}, Access.OPEN, media_type=_ANY,
+        failures=(ErrorKind.NOT_FOUND,), is_of_page=True,
+    ),
+    Operation(
         "get", "/debug/kv", "What the tiers hold, and where each request's blocks are.",
         {200: KvPlaces}, Access.ADMIN_KEY, failures=_ENGINE_ERRORS,
     ),
@@ -201,7 +218,11 @@ def _in_query(name: str, what: str, **schema: object) -> Schema:
     return {"name": name, "in": "query", "description": what, "schema": schema}
 
 
-PATH_PARAMETERS = {"id": _in_path("id", "Of the object."), "item_id": _in_path("item_id", "Of the item.")}
+PATH_PARAMETERS = {
+    "id": _in_path("id", "Of the object."),
+    "item_id": _in_path("item_id", "Of the item."),
+    "file": _in_path("file", "Its path under /web/."),
+}
 QUERY_PARAMETERS = {
     "after": _in_query("after", "The last item of the page before.", type="string"),
     "limit": _in_query(

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from gateway.errors import ApiError
+from gateway.mailbox import TOO_SLOW, StreamFailedError
 from gateway.protocol import sse
 
 # Below this in the transport's buffer a write never waits (aiohttp and uvloop both wait at 64 KiB).
@@ -28,6 +29,20 @@ class WriteGuard(Protocol):
     async def wait_unless_ended(self, write: asyncio.Task[None]) -> None:
         """Wait for a write, without cancelling it in any case. Raises StreamFailedError."""
         ...
+
+
+class Patience:
+    """A client that takes nothing for so long is given up. Implements WriteGuard."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+
+    async def wait_unless_ended(self, write: asyncio.Task[None]) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await asyncio.shield(write)
+        except TimeoutError:
+            raise StreamFailedError(TOO_SLOW) from None
 
 
 class SseWriter:

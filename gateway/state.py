@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -43,9 +43,11 @@ from gateway.shared_room import Holder
 from gateway.tenant_register import TenantRegister
 from gateway.tenants import Tenant
 from gateway.tickets import TicketOffice
+from gateway.tide_feed import TideFeed
 from gateway.tls import TlsFiles
 from gateway.token_stream import TokenStream
 from gateway.tokenizer import TextCodec
+from gateway.web_page import WebFile, load_web_files
 
 log = logging.getLogger("tidegate.gateway")
 
@@ -67,7 +69,8 @@ class GatewaySettings:
     ``max_ended_log_bytes`` those of all that have ended.
     ``tool_call_parser`` and ``reasoning_parser`` are as ``choose_style`` takes them.
     ``cors_origins`` empty lets no web page of another origin read anything; without ``tls``
-    plain HTTP is spoken.
+    plain HTTP is spoken. ``web`` serves the chat page and its tide map, with
+    a snapshot each ``tide_interval_s``.
     """
 
     host: str = "127.0.0.1"
@@ -90,6 +93,8 @@ class GatewaySettings:
     offload_threads: int = 2
     cors_origins: tuple[str, ...] = ()
     tls: TlsFiles | None = None
+    web: bool = True
+    tide_interval_s: float = 0.4
     connection_limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     stream_limits: StreamLimits = field(default_factory=StreamLimits)
     detached_s: float = 30.0
@@ -143,13 +148,15 @@ class Assets:
     template: ChatTemplate | None
     style: ChatStyle
     version: str
+    web_files: Mapping[str, WebFile]
 
     @classmethod
     def load(cls, info: EngineInfo, settings: GatewaySettings) -> Assets:
         """Blocks for up to a second; raises UnsupportedTokenizerError and what ``choose_style`` raises."""
         template = _load_template(info)
         style = choose_style(template, settings.tool_call_parser, settings.reasoning_parser)
-        return cls(TextCodec.load(info.tokenizer_dir), template, style, package_version())
+        web_files = load_web_files() if settings.web else {}
+        return cls(TextCodec.load(info.tokenizer_dir), template, style, package_version(), web_files)
 
 
 class Gateway:
@@ -197,6 +204,13 @@ class Gateway:
         self.sockets = OpenSockets()
         self.metrics.websockets.set_function(lambda: len(self.sockets))
         self.tickets = TicketOffice(settings.websocket_limits.ticket_ttl_s)
+        self.tide = TideFeed(
+            engine,
+            settings.tide_interval_s,
+            is_shared=lambda: tenants.is_shared,
+            condition=lambda: self.condition,
+        )
+        self.web_files = assets.web_files
         self.draining = False
         self.openapi = msgspec.json.encode(document(self.model, self._about()))
 
@@ -231,6 +245,7 @@ class Gateway:
             settings.max_body_bytes,
             needs_key=not self.tenants.is_open_to_all,
             has_admin_key=settings.admin_key is not None,
+            has_web=settings.web,
         )
 
     async def drain(self, timeout_s: float, hurry: asyncio.Event | None = None) -> None:
@@ -251,10 +266,12 @@ class Gateway:
         if self.admission.in_flight:
             log.warning("giving up %d requests that did not finish in time", self.admission.in_flight)
             self.streams.end_all(SHUTDOWN)
+        self.tide.end_all()
         await self._wait_for_last_words()
 
     async def close(self) -> None:
-        """Stop the offload threads. The engine stays with its owner."""
+        """Stop the tide feed and the offload threads. The engine stays with its owner."""
+        await self.tide.close()
         await self.offload.close()
 
     def _on_step(self, report: StepReport) -> None:

@@ -85,7 +85,10 @@ class Booking:
 
     def on_tokens(self, index: int, count: int) -> None:
         """Of a search the results are told, and all beams were generated."""
+        is_first = self._record.ttft_s is None
         self._record.on_tokens(index, count)
+        if is_first and self._record.ttft_s is not None:
+            self._visitor.note_first_token(self._record.ttft_s)
         self._visitor.use_generated(count * self._sampling.num_seqs // self._sampling.n)
 
     def close(self) -> None:
@@ -106,6 +109,8 @@ async def generating(
     """Scope of a request inside the engine. What it takes is booked with ``visitor`` and on ``record``."""
     tenant = visitor.tenant
     requests = engine_requests(request, answer_id, tenant, session, gateway.kv_quota(tenant))
+    if request.sampling.max_tokens:
+        gateway.tide.note(tenant.name, session, answer_id)
     booking = Booking(request, visitor, record)
     stream = TokenStream(gateway.engine, requests, gateway.settings.stream_limits, booking.on_tokens)
     try:

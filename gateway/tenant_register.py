@@ -49,6 +49,11 @@ class TenantRegister:
             return Holder(tenant.name)
         return Holder(tenant.name, portion_of(tenant.weight, heaviest))
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether there are several tenants."""
+        return self._keyring.heaviest_of_several is not None
+
     def account(self, tenant: Tenant) -> Account:
         return self._accounts[tenant.name]
 
@@ -81,6 +86,11 @@ class Visitor:
         self._account = account
         self._metrics = metrics
         self._reservation: Reservation | None = None
+
+    @property
+    def account(self) -> Account:
+        """Of the tenant."""
+        return self._account
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -115,6 +125,11 @@ class Visitor:
 
     def use_generated(self, count: int) -> None:
         self._use(count, "generated")
+        self._account.generated_total += count
+
+    def note_first_token(self, after_s: float) -> None:
+        """The request's first token came so long after it."""
+        self._account.last_ttft_s = after_s
 
     def use_all(self) -> None:
         """What the engine generated is not known: what was reserved counts as used."""

@@ -6,13 +6,11 @@ it goes on. What fails before anything was sent is a status; after it the last e
 
 from __future__ import annotations
 
-import asyncio
-
 from aiohttp import web
 
 from gateway.errors import bad_request
 from gateway.handlers import known_visitor
-from gateway.mailbox import TOO_SLOW, StreamFailedError
+from gateway.mailbox import StreamFailedError
 from gateway.openai.responses.events import Event
 from gateway.openai.responses.shape import DeletedResponse, encode, encode_response
 from gateway.protocol import sse
@@ -21,7 +19,7 @@ from gateway.responses.app_keys import RESPONSES
 from gateway.responses.event_log import number_asked_for
 from gateway.responses.paging import page_of, page_query
 from gateway.responses.run import ResponseRun
-from gateway.sse_writer import SseWriter
+from gateway.sse_writer import Patience, SseWriter
 
 _JSON = "application/json"
 
@@ -77,7 +75,7 @@ async def input_items(http: web.Request) -> web.Response:
 
 async def _streamed(http: web.Request, run: ResponseRun, starting_after: int) -> web.StreamResponse:
     settings = http.app[GATEWAY].settings
-    writer = SseWriter(http, _Patience(settings.stream_limits.pause_timeout_s), {})
+    writer = SseWriter(http, Patience(settings.stream_limits.pause_timeout_s), {})
     follower = run.follow(starting_after, settings.keepalive_s)
     try:
         async for events in follower:
@@ -98,20 +96,6 @@ async def _streamed(http: web.Request, run: ResponseRun, starting_after: int) ->
 
 def _encoded(event: Event) -> bytes:
     return sse.typed_event(event.type, event.data)
-
-
-class _Patience:
-    """A client that takes nothing for so long is given up. Implements WriteGuard."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-
-    async def wait_unless_ended(self, write: asyncio.Task[None]) -> None:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await asyncio.shield(write)
-        except TimeoutError:
-            raise StreamFailedError(TOO_SLOW) from None
 
 
 def _flag(http: web.Request, name: str) -> bool:

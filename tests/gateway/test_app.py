@@ -98,7 +98,7 @@ async def test_no_spelling_of_a_path_gets_past_its_key(make_house: Make, target:
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 404), ("POST", "/v1/unknown", 404), ("GET", "/v1/models/unknown", 404),
+        ("GET", "/nothing", 404), ("POST", "/v1/unknown", 404), ("GET", "/v1/models/unknown", 404),
         ("GET", "/v1/completions", 405), ("DELETE", "/v1/chat/completions", 405), ("POST", "/health", 405),
         ("OPTIONS", "/v1/models", 405), ("GET", "/../../etc/passwd", 404), ("GET", "/%00", 404),
     ],
