@@ -52,11 +52,10 @@ export class Access {
     return answer;
   }
 
-  /** Where to open a WebSocket; `parameters` go along. */
-  async socketUrl(path, parameters = {}) {
+  /** Where to open a WebSocket, once. */
+  async socketUrl(path) {
     const url = new URL(path, location.href);
     url.protocol = location.protocol === "https:" ? "wss:" : "ws:";
-    for (const [name, value] of Object.entries(parameters)) url.searchParams.set(name, value);
     if (this.hasKey) {
       const answer = await this.fetch("/v1/tickets", { method: "POST" });
       url.searchParams.set("ticket", (await answer.json()).ticket);

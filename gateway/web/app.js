@@ -36,6 +36,7 @@ let current = null;
 
 /** With the key that there is; asks for one if that is not good enough. */
 async function enter() {
+  showLink("connecting");
   try {
     const models = (await (await access.fetch("/v1/models")).json()).data.map((model) => model.id);
     if (!models.includes(settings.model)) settings.model = "";
@@ -43,7 +44,7 @@ async function enter() {
     $("model").textContent = settings.model || models[0];
   } catch (error) {
     if (error instanceof HttpError && error.status === 401) {
-      panels.askForKey(access.hasKey ? "The server does not know this key." : "");
+      showLink("refused", access.hasKey ? "The server does not know this key." : "");
       return;
     }
     // what cannot be reached now is tried again by the connection
@@ -190,11 +191,8 @@ function showComposer() {
 }
 
 function showLink(state, detail) {
-  if (state === "refused") {
-    panels.askForKey(detail);
-    state = "waiting";
-  }
-  const words = { connecting: "Connecting", open: "Connected", waiting: "Reconnecting", asleep: "Asleep" };
+  if (state === "refused") panels.askForKey(detail);
+  const words = { connecting: "Connecting", open: "Connected", waiting: "Reconnecting", asleep: "Asleep", refused: "Key needed" };
   $("link").dataset.state = state;
   $("link").title = detail ?? "";
   if ($("link").textContent !== words[state]) $("link").textContent = words[state];
@@ -225,6 +223,7 @@ composer.addEventListener("input", () => {
   showComposer();
 });
 composer.addEventListener("focus", () => {
+  if ($("link").dataset.state === "refused") return enter();
   connection.wake();
   const last = current?.path().at(-1)?.responseId;
   const cells = last && map.cellsOf(last);

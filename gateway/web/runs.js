@@ -61,13 +61,13 @@ export class Runs {
   /** The connection is open (again): go on with everything that runs. */
   resumeAll() {
     this.#numLanes = 0;
-    const names = [...this.#lanes.values()];
+    const runs = [...this.#lanes.values()];
     this.#lanes.clear();
-    for (const run of names) {
+    for (const run of runs) {
       run.lane = this.#takeLane(run.chat, true);
       this.#lanes.set(run.lane, run);
     }
-    for (const run of this.#lanes.values()) this.#send(run);
+    for (const run of runs) this.#send(run);
   }
 
   /** Take up what ran when the page was closed. */
