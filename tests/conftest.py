@@ -1,16 +1,21 @@
-"""What all tests share: the event loop that ships, and the machine."""
+"""What all tests share: the event loop that ships, the machine, and time for random examples."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
 
+import hypothesis
 import pytest
 import uvloop
 
 from tests.support.workers import share_processors
 
 share_processors()
+hypothesis.settings.register_profile(  # how long an example takes, the load on the machine decides
+    "unhurried", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("unhurried")
 
 
 def pytest_asyncio_loop_factories(
