@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from gateway.errors import bad_request
-from gateway.openai.ranges import CACHE_RETENTIONS, TTL_PATTERN
+from gateway.openai.ranges import CACHE_RETENTIONS, MAX_NAME_CHARS, TTL_PATTERN
 from gateway.openai.wire import SamplingFields
 
 _TTL = re.compile(TTL_PATTERN)
@@ -44,6 +44,9 @@ def check_cache_hints(wire: SamplingFields) -> CacheHints:
         raise bad_request(
             "prompt_cache_options.mode", "'prompt_cache_options.mode' must be implicit or explicit."
         )
+    if options is not None and len(options.comparison_response_id or "") > MAX_NAME_CHARS:
+        name = "prompt_cache_options.comparison_response_id"
+        raise bad_request(name, f"'{name}' must have at most {MAX_NAME_CHARS} characters.")
     if options is not None and options.ttl is not None:
         keep_s = _seconds(options.ttl)
     return CacheHints(

@@ -11,6 +11,7 @@ import pytest
 from engine.messages import Retention
 from gateway.errors import ApiError
 from gateway.openai.cache_hints import MAX_KEEP_S, NO_HINTS, CacheHints, check_cache_hints
+from gateway.openai.ranges import MAX_NAME_CHARS
 from gateway.openai.wire import SamplingFields
 from tests.gateway.house import House
 
@@ -58,6 +59,10 @@ def test_what_is_no_time_is_refused(ttl: str) -> None:
     [
         ({"prompt_cache_retention": "12h"}, "prompt_cache_retention"),
         ({"prompt_cache_options": {"mode": "none"}}, "prompt_cache_options.mode"),
+        (
+            {"prompt_cache_options": {"comparison_response_id": "x" * (MAX_NAME_CHARS + 1)}},
+            "prompt_cache_options.comparison_response_id",
+        ),
     ],
 )
 def test_other_values_are_refused(fields: dict[str, Any], param: str) -> None:
