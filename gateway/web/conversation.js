@@ -5,6 +5,7 @@ import { copyButton, count, duration, el, icon, iconButton } from "/web/dom.js";
 import { MarkdownView } from "/web/markdown.js";
 
 const NEAR_END_PX = 80;
+const LEAVING_MS = 300; // what scrolls in this time after a turn of the wheel is not our following
 const MAX_RENDER_SHARE = 0.25; // of the time, at most, goes into showing text that grows
 
 /** `on.edit(turn, text)`, `on.again(turn)`, `on.choose(turn)` are what the user asks for. */
@@ -12,6 +13,8 @@ export class Conversation {
   #views = new Map(); // by turn
   #chat = null;
   #following = true;
+  #top = 0;
+  #leftAt = -Infinity;
 
   constructor(list, scroller, toEnd, on) {
     this.list = list;
@@ -19,6 +22,7 @@ export class Conversation {
     this.toEnd = toEnd;
     this.on = on;
     scroller.addEventListener("scroll", () => this.#noteScroll(), { passive: true });
+    scroller.addEventListener("wheel", (event) => event.deltaY < 0 && this.#leave(), { passive: true });
     toEnd.addEventListener("click", () => this.scrollToEnd());
   }
 
@@ -57,6 +61,7 @@ export class Conversation {
 
   scrollToEnd() {
     this.#following = true;
+    this.#leftAt = -Infinity;
     this.#follow();
   }
 
@@ -68,10 +73,19 @@ export class Conversation {
     }
   }
 
+  /** Up is away from the end, for it is never we who scroll up; down to the end is back to it. */
   #noteScroll() {
     const { scrollTop, clientHeight, scrollHeight } = this.scroller;
-    this.#following = scrollHeight - scrollTop - clientHeight < NEAR_END_PX;
-    this.toEnd.hidden = this.#following;
+    const isAtEnd = scrollHeight - scrollTop - clientHeight < NEAR_END_PX;
+    if (scrollTop < this.#top - 1) this.#following = false;
+    else if (isAtEnd && performance.now() - this.#leftAt > LEAVING_MS) this.#following = true;
+    this.#top = scrollTop;
+    this.toEnd.hidden = isAtEnd;
+  }
+
+  #leave() {
+    this.#following = false;
+    this.#leftAt = performance.now();
   }
 
   #follow() {

@@ -201,10 +201,12 @@ def test_the_view_follows_the_text_until_the_reader_scrolls_away(
     at_end += " return s.scrollHeight - s.scrollTop - s.clientHeight < 80 && s.scrollTop > 200; }"
     page.wait_for_function(at_end)
     page.mouse.move(450, 200)
-    page.mouse.wheel(0, -2000)
-    page.wait_for_function("() => document.querySelector('#scroll').scrollTop === 0")
-    chat.wait_for_text(len(chat.text()) + 100)
-    assert page.evaluate("document.querySelector('#scroll').scrollTop") == 0
+    page.mouse.wheel(0, -50_000)
+    page.get_by_role("button", name="Scroll to the newest message").wait_for()
+    page.wait_for_timeout(100)
+    top = page.evaluate("() => document.querySelector('#scroll').scrollTop")
+    chat.wait_for_text(len(chat.text()) + 300)
+    assert page.evaluate("() => document.querySelector('#scroll').scrollTop") == top
     page.get_by_role("button", name="Scroll to the newest message").click()
     page.wait_for_function(at_end)
     page.get_by_role("button", name="Stop").click()
