@@ -4,6 +4,7 @@ A bf16 pool is passed as its uint16 bits and widened to float32 in a tile that s
 arithmetic is float32. One work item is (sequence, block of query rows, KV head). Its softmax is the
 online one (Milakov and Gimelshein 2018) over fixed tiles of the context counted from position 0, so a
 row's result does not depend on its neighbours, on how the prompt was chunked, or on block numbers.
+The order of sums and the place of each rounding are those of this source (``engine.attention.jit``).
 Keep all kernels in this file: numba's cache is invalidated by a change of the file a kernel is in.
 """
 
@@ -12,9 +13,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import prange
+from numba import float32, prange
 
-from engine.attention.jit import jit, specialize
+from engine.attention.jit import has_fma, intrinsic, jit, specialize
 
 PANEL = 64  # width of the one inner product that everything is made of: four 512-bit registers
 TILE = PANEL  # context tokens at a time: the K and V tiles take 2 * 64 * D * 4 bytes, 32 KiB for D 64
@@ -39,6 +40,19 @@ def _widen_overload(value: Any) -> Any:
             return value
 
     return widen
+
+
+@intrinsic
+def _multiply_add(_: Any, a: Any, b: Any, c: Any) -> Any:
+    """``a * b + c`` of float32, rounded once if the CPU has an instruction for it, else twice."""
+
+    def emit(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        a, b, c = values
+        if has_fma(context):
+            return builder.fma(a, b, c)
+        return builder.fadd(builder.fmul(a, b), c)
+
+    return float32(float32, float32, float32), emit
 
 
 @jit()
@@ -100,7 +114,9 @@ def _rotate_rows(
             key = pool[block, layer, 0, h, offset]
             value = pool[block, layer, 1, h, offset]
             _rotate_head(qkv[t, k : k + head_dim], key, cos[t], sin[t], np.float32(1.0))
-            value[:] = qkv[t, v : v + head_dim]
+            source = qkv[t, v : v + head_dim]
+            for d in range(head_dim):  # a slice's assignment takes seconds longer to compile
+                value[d] = source[d]
 
 
 @jit(parallel=True)
@@ -175,10 +191,17 @@ def _add_row_times_panel(row: Any, panel: Any, out: Any) -> None:
     for i in range(row.shape[0]):
         weight = row[i]
         for j in range(PANEL):
-            out[j] += weight * panel[i, j]
+            out[j] = _multiply_add(weight, panel[i, j], out[j])
 
 
-@jit(no_nans=True)
+@jit()
+def _scale(row: Any, factor: Any) -> None:
+    """``row[:PANEL] *= factor``."""
+    for j in range(PANEL):
+        row[j] *= factor
+
+
+@jit(any_order=True)
 def _maximum(scores: Any) -> Any:
     """Largest score. It may overlook a NaN, which then shows in the exponentials."""
     top = NEGATIVE_INFINITY
@@ -188,13 +211,12 @@ def _maximum(scores: Any) -> Any:
 
 
 @jit()
-def _exp2_shifted(scores: Any, top: Any) -> Any:
-    """In place 2**(score - top); returns the sum. Below 2**-126 counts as 2**-126. 2 ulp.
+def _exp2_shifted(scores: Any, top: Any) -> None:
+    """In place 2**(score - top). Below 2**-126 counts as 2**-126. 2 ulp.
 
     numba has no vector exp of its own, and this one vectorises. Polynomial: Cephes exp2f, degree 6
     on [-0.5, 0.5].
     """
-    total = np.float32(0.0)
     for t in range(scores.shape[0]):
         x = scores[t] - top
         if x < np.float32(-126.0):
@@ -202,52 +224,67 @@ def _exp2_shifted(scores: Any, top: Any) -> Any:
         whole = np.floor(x + np.float32(0.5))
         f = x - whole
         poly = np.float32(1.535336188319500e-4)
-        poly = poly * f + np.float32(1.339887440266574e-3)
-        poly = poly * f + np.float32(9.618437357674640e-3)
-        poly = poly * f + np.float32(5.550332471162809e-2)
-        poly = poly * f + np.float32(2.402264791363012e-1)
-        poly = poly * f + np.float32(6.931472028550421e-1)
-        poly = poly * f + np.float32(1.0)
+        poly = _multiply_add(poly, f, np.float32(1.339887440266574e-3))
+        poly = _multiply_add(poly, f, np.float32(9.618437357674640e-3))
+        poly = _multiply_add(poly, f, np.float32(5.550332471162809e-2))
+        poly = _multiply_add(poly, f, np.float32(2.402264791363012e-1))
+        poly = _multiply_add(poly, f, np.float32(6.931472028550421e-1))
+        poly = _multiply_add(poly, f, np.float32(1.0))
         power = np.int32((np.int32(whole) + np.int32(127)) << np.int32(23)).view(np.float32)
-        weight = poly * power
-        scores[t] = weight
-        total += weight
-    return total
+        scores[t] = poly * power
+
+
+@jit()
+def _total(parts: Any) -> Any:
+    """Sum of ``parts`` ``[TILE]``, which it overwrites: its halves are added until one number is left."""
+    width = TILE // 2
+    while width > 0:
+        for t in range(width):
+            parts[t] += parts[t + width]
+        width //= 2
+    return parts[0]
 
 
 @jit()
 def _attend_tile(
     query: Any, low: int, high: int, keys: Any, values: Any,
-    scores: Any, acc: Any, row_max: Any, row_sum: Any, row: int,
+    scores: Any, acc: Any, row_max: Any, row_sums: Any, row: int,
 ) -> None:  # fmt: skip
-    """Fold tokens ``[low, high)`` of one tile into the running softmax of one query row."""
+    """Fold tokens ``[low, high)`` of one tile into the running softmax of one query row.
+
+    The sum of its weights is kept as ``TILE`` sums, one for each place in a tile.
+    """
     scores[:] = 0.0
     _add_row_times_panel(query, keys, scores)
     visible = scores[low:high]
     old = row_max[row]
     top = max(old, _maximum(visible))
     row_max[row] = top
-    decay = np.float32(np.exp2(old - top)) if old != top else np.float32(1.0)
-    row_sum[row] = row_sum[row] * decay + _exp2_shifted(visible, top)
+    if old != top:
+        decay = np.float32(np.exp2(old - top))
+        _scale(row_sums[row], decay)
+        for p in range(acc.shape[1]):
+            _scale(acc[row, p], decay)
+    _exp2_shifted(visible, top)
+    sums = row_sums[row, low:high]
+    for t in range(sums.shape[0]):
+        sums[t] += visible[t]
     for p in range(acc.shape[1]):
-        out = acc[row, p]
-        for d in range(PANEL):
-            out[d] *= decay
-        _add_row_times_panel(visible, values[p, low:high], out)
+        _add_row_times_panel(visible, values[p, low:high], acc[row, p])
 
 
 @jit()
 def _attend_item(
     first: int, count: int, position: int, window: int, head: int, table: Any,
     query: Any, pool: Any, layer: int, out: Any,
-    keys: Any, values: Any, scores: Any, acc: Any, row_max: Any, row_sum: Any,
+    keys: Any, values: Any, scores: Any, acc: Any, row_max: Any, row_sums: Any,
 ) -> None:  # fmt: skip
     """One KV head, ``count`` rows of one sequence from row ``first``, which is at ``position``."""
     head_dim, group = query.shape[2], query.shape[1] // pool.shape[3]
     num_rows = count * group
     acc[:num_rows] = 0.0
     row_max[:num_rows] = NEGATIVE_INFINITY
-    row_sum[:num_rows] = 0.0
+    row_sums[:num_rows] = 0.0
     end = position + count
     for base in range(max(0, position - window + 1) // TILE * TILE, end, TILE):
         _load_tile(pool, layer, head, table, base, min(TILE, end - base), keys, values)
@@ -257,12 +294,13 @@ def _attend_item(
             if low < high:
                 row_query = query[first + r // group, head * group + r % group]
                 _attend_tile(
-                    row_query, low, high, keys, values, scores, acc, row_max, row_sum, r
+                    row_query, low, high, keys, values, scores, acc, row_max, row_sums, r
                 )  # fmt: skip
     for r in range(num_rows):
         target = out[first + r // group, head * group + r % group]
+        total = _total(row_sums[r])
         for d in range(head_dim):
-            _store(target, d, acc[r, d // PANEL, d % PANEL] / row_sum[r])
+            _store(target, d, acc[r, d // PANEL, d % PANEL] / total)
 
 
 @jit(parallel=True)
@@ -283,10 +321,10 @@ def attend(
         scores = np.empty(TILE, np.float32)
         acc = np.empty((max_rows, panels, PANEL), np.float32)
         row_max = np.empty(max_rows, np.float32)
-        row_sum = np.empty(max_rows, np.float32)
+        row_sums = np.empty((max_rows, TILE), np.float32)
         for item in range(lane, work.shape[0] * num_kv_heads, lanes):
             sequence, first, count, position = work[item // num_kv_heads]
             _attend_item(
                 first, count, position, window, item % num_kv_heads, tables[sequence],
-                query, pool, layer, out, keys, values, scores, acc, row_max, row_sum,
+                query, pool, layer, out, keys, values, scores, acc, row_max, row_sums,
             )  # fmt: skip

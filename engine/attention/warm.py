@@ -1,6 +1,7 @@
 """Compiles the CPU kernels and fills numba's on-disk cache: ``python -m engine.attention.warm``.
 
-Run at install, and by the engine at load, so that no request waits for a compiler.
+Run at install, so that not even the first start waits for a compiler. An engine that finds no cache compiles
+what it needs as it loads, and computes the same.
 """
 
 from __future__ import annotations

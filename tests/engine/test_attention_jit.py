@@ -1,14 +1,15 @@
-"""Compilation falls back to memory where no cache can be written, and gives the same function."""
+"""Compilation falls back to memory where no cache can be written, and changes no rounding."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from engine.attention import jit as jit_module
-from engine.attention.jit import jit
+from engine.attention.jit import has_fma, jit
 
 
 def double(x: float) -> float:
@@ -35,3 +36,32 @@ def test_nan_keeps_its_meaning() -> None:
 
     compiled = jit()(is_nan)
     assert compiled(np.nan) and not compiled(1.0)
+
+
+def test_the_compiler_changes_no_rounding() -> None:
+    def product_and_sum(a: Any, b: Any, c: Any) -> Any:
+        return a * b + c
+
+    def in_order(row: Any) -> Any:
+        total = np.float32(0.0)
+        for t in range(row.shape[0]):
+            total += row[t]
+        return total
+
+    a = np.float32(1 + 2**-12)
+    assert jit()(product_and_sum)(a, a, np.float32(-1)) == 2**-11, "rounded once: 2**-11 + 2**-24"
+    row = np.random.default_rng(1).standard_normal(1000, np.float32)
+    assert jit()(in_order)(row) == np.cumsum(row)[-1]
+
+
+@pytest.mark.parametrize(
+    ("triple", "features", "has"),
+    [
+        ("x86_64-unknown-linux-gnu", "+avx,+fma,+sse2", True),
+        ("x86_64-unknown-linux-gnu", "+avx,-fma,+fma4", False),
+        ("aarch64-unknown-linux-gnu", "", True),
+    ],
+)
+def test_old_x86_has_no_fma(triple: str, features: str, has: bool) -> None:
+    codegen = SimpleNamespace(magic_tuple=lambda: (triple, "cpu", features))
+    assert has_fma(SimpleNamespace(codegen=lambda: codegen)) is has

@@ -1,4 +1,4 @@
-"""Warming compiles exactly what engines run, and as a program it leaves a cache behind."""
+"""Warming compiles exactly what engines run, and leaves a cache behind. What is loaded computes the same."""
 
 from __future__ import annotations
 
@@ -16,6 +16,23 @@ from engine.attention.warm import warm_cpu_kernels
 from tests.support.paged_attention import make_batch
 
 ROOT = Path(__file__).parent.parent.parent
+
+# Prints how many kernels a process compiled, and the bits of a step with decodes and extensions.
+ENGINE = """
+import hashlib, sys, torch
+from engine.attention import cpu_kernels
+from engine.attention.base import AttentionShape
+from engine.attention.cpu import CpuAttention
+from tests.support.paged_attention import make_batch
+
+bits = hashlib.sha256()
+for dtype in (torch.float32, torch.bfloat16):
+    batch = make_batch([(70, 1), (200, 1), (0, 70), (40, 33)], AttentionShape(6, 2, 64), dtype)
+    written = batch.run(CpuAttention(batch.pool, batch.shape, 2)), *batch.stored()
+    for tensor in written:
+        bits.update(tensor.contiguous().view(torch.uint8).numpy())
+print(sum(cpu_kernels.attend.stats.cache_misses.values()), bits.hexdigest())
+"""
 
 
 def test_nothing_is_left_to_compile_for_real_batches() -> None:
@@ -36,3 +53,18 @@ def test_it_runs_as_a_program() -> None:
     subprocess.run(
         [sys.executable, "-m", "engine.attention.warm"], cwd=ROOT, check=True, env=environment, timeout=120
     )
+
+
+def test_compiled_or_loaded_the_kernels_give_the_same_bits(tmp_path: Path) -> None:
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    compiled, bits = start_engine(environment)
+    loaded, bits_again = start_engine(environment)
+    assert (compiled, loaded) == ("2", "0")
+    assert bits == bits_again
+
+
+def start_engine(environment: dict[str, str]) -> list[str]:
+    return subprocess.run(
+        [sys.executable, "-c", ENGINE],
+        cwd=ROOT, check=True, env=environment, timeout=240, capture_output=True, text=True,
+    ).stdout.split()  # fmt: skip
