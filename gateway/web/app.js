@@ -13,6 +13,8 @@ import { TideFeed } from "/web/tide_feed.js";
 import { TideMap } from "/web/tide_map.js";
 
 const LAST_CHAT = "tidegate.last-chat"; // of this tab
+const SILENT_MS = 5_000; // another tab that answers says so several times a second
+const UNSENT_MS = 65_000; // what it has not got through until then it does not send any more
 const STARTERS = ["Explain what a KV cache is, to a child.", "Write a haiku about the tide.", "Show me a Python function that reverses a list."];
 
 const access = new Access();
@@ -149,6 +151,7 @@ function choose(turn, direction) {
 function stop() {
   const turn = current?.running;
   if (!turn) return false;
+  if (turn.responseId) runs.adopt(current); // another tab may have begun it
   runs.stop(turn);
   return true;
 }
@@ -249,11 +252,34 @@ $("new-chat").addEventListener("click", newChat);
 $("notice-close").addEventListener("click", () => ($("notice").hidden = true));
 $("starters").append(...STARTERS.map((text) => el("button", { type: "button", on: { click: () => send(text) } }, text)));
 
+// ---- other tabs ----------------------------------------------------------------------------------
+
+const watches = new Map(); // timers by chat, while another tab answers in it
+
+/** What another tab answers is taken up here when nothing more is heard of it: that tab was closed. */
+function watch(chat) {
+  clearTimeout(watches.get(chat.id));
+  watches.delete(chat.id);
+  if (!chat.answering.length) return;
+  const waitMs = chat.answering.every((turn) => turn.responseId) ? SILENT_MS : UNSENT_MS;
+  watches.set(chat.id, setTimeout(() => takeUp(chat), waitMs));
+}
+
+function takeUp(chat) {
+  if (chats.all.get(chat.id) !== chat) return;
+  runs.adopt(chat);
+  showAll();
+}
+
 addEventListener("storage", (event) => {
   const known = event.key && chats.all.get(event.key.slice("tidegate.chat.".length));
-  if (known && runs.follows(known)) return; // this tab knows more
+  if (known && runs.follows(known)) {
+    if (event.newValue !== null) return; // this tab knows more
+    runs.drop(known);
+  }
   const chat = chats.changedElsewhere(event.key);
   if (chat === null) return;
+  if (chat) watch(chat);
   if (known && known === current) current = chat ?? chats.create();
   showAll();
 });

@@ -72,6 +72,12 @@ export class Chat {
     return { responseId: null, said };
   }
 
+  /** On any branch. */
+  get answering() {
+    return [...this.turns.values()].filter((turn) => RUNNING.has(turn.status));
+  }
+
+  /** Of those that are shown. */
   get running() {
     return this.path().find((turn) => RUNNING.has(turn.status));
   }
@@ -135,9 +141,7 @@ export class Chats {
 
   /** Gone from here; what the server has of it is noted until it is gone there too. */
   delete(chat) {
-    clearTimeout(this.unsaved.get(chat.id));
-    this.unsaved.delete(chat.id);
-    this.all.delete(chat.id);
+    this.#forget(chat.id);
     storage()?.removeItem(PREFIX + chat.id);
     this.#note([...this.toDelete, ...chat.responseIds]);
   }
@@ -169,9 +173,15 @@ export class Chats {
       this.all.set(id, chat);
       return chat;
     } catch {
-      this.all.delete(id);
+      this.#forget(id);
       return undefined;
     }
+  }
+
+  #forget(id) {
+    clearTimeout(this.unsaved.get(id));
+    this.unsaved.delete(id);
+    this.all.delete(id);
   }
 
   #note(ids) {

@@ -287,3 +287,49 @@ def test_another_tab_sees_what_is_said_here(open_page: OpenPage, house: HouseThr
     chat.ask("Hello from here")
     other.page.get_by_role("navigation").get_by_role("button", name="Hello from here", exact=True).click()
     assert other.text() == "Heard in both."
+
+
+def two_tabs(open_page: OpenPage, house: HouseThread) -> tuple[Chat, Chat]:
+    """Both with the same chat open; the second has just begun to answer in it, without an end."""
+    chat = open_chat(open_page, house)
+    house.say("Good day.")
+    chat.ask("Hello")
+    other = Chat(chat.page.context.new_page())
+    other.page.goto(house.house.url)
+    other.connected()
+    other.page.get_by_role("navigation").get_by_role("button", name="Hello", exact=True).click()
+    house.say_without_end("and so on ")
+    other.send("Go on")
+    other.wait_for_text(40)
+    expect(chat.turns).to_have_count(2)
+    return chat, other
+
+
+def test_what_a_closed_tab_left_running_goes_on_in_another(open_page: OpenPage, house: HouseThread) -> None:
+    chat, other = two_tabs(open_page, house)
+    other.page.close()
+    chat.wait_for_text(len(chat.text()) + 500)
+    chat.page.get_by_role("button", name="Stop").click()
+    chat.wait_ended("stopped")
+
+
+def test_what_a_closed_tab_left_running_can_be_stopped_at_once(
+    open_page: OpenPage, house: HouseThread
+) -> None:
+    chat, other = two_tabs(open_page, house)
+    other.page.close()
+    chat.page.get_by_role("button", name="Stop").click()
+    chat.wait_ended("stopped")
+
+
+def test_a_chat_deleted_in_one_tab_does_not_come_back_from_another(
+    open_page: OpenPage, house: HouseThread
+) -> None:
+    chat, other = two_tabs(open_page, house)
+    chat.page.get_by_role("button", name="Delete Hello").click()
+    chat.page.get_by_role("alertdialog").get_by_role("button", name="Delete").click()
+    expect(other.turns).to_have_count(0)
+    other.page.wait_for_timeout(1000)  # it saves four times a second
+    assert chat.kept() == []
+    other.page.reload()
+    expect(other.connected().turns).to_have_count(0)
