@@ -95,9 +95,10 @@ class ResponseService:
     async def cancel(self, visitor: Visitor, response_id: str) -> bytes:
         """End a response that is being made; one that has ended is as it was. Raises ApiError (404)."""
         run = self.running(visitor, response_id)
-        if run is not None:
-            await run.cancel()
-        return await self.retrieve(visitor, response_id)
+        if run is None:
+            return await self.retrieve(visitor, response_id)
+        await run.cancel()
+        return encode_response(run.response)
 
     async def delete(self, visitor: Visitor, response_id: str) -> None:
         """Forget a response, and the KV of what it said. Raises ApiError (404)."""

@@ -210,6 +210,18 @@ async def test_cancel_and_delete(tokenizer_dir: str) -> None:
             await client.responses.delete(queued.id)
 
 
+async def test_cancelling_what_is_not_stored_is_answered_with_its_end(tokenizer_dir: str) -> None:
+    async with opened(tokenizer_dir, step_s=0.005) as (house, client):
+        house.script(Script(token_ids=text_ids("go on "), endless=True))
+        stream = await client.responses.create(model="tiny", input="Hi", store=False, stream=True)
+        begun = await anext(stream)
+        assert begun.type == "response.created"
+        cancelled = await client.responses.cancel(begun.response.id)
+        assert (cancelled.id, cancelled.status) == (begun.response.id, "cancelled")
+        await stream.close()
+        await house.idle()
+
+
 async def test_deleting_forgets_the_kv_of_that_turn_only(service: tuple[House, AsyncOpenAI]) -> None:
     house, client = service
     house.say(text_ids(HELLO))
@@ -401,6 +413,17 @@ async def test_a_text_has_the_form_that_was_asked_for(service: tuple[House, Asyn
     assert grammar is not None
     assert grammar.kind == "json_schema"
     assert '"integer"' in grammar.text
+
+
+async def test_a_form_that_the_engine_refuses_is_named_as_it_is_here(
+    service: tuple[House, AsyncOpenAI],
+) -> None:
+    house, client = service
+    house.script(Script(token_ids=[], refusal="The JSON schema has a 'type' that does not exist."))
+    wanted: Any = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "frob"}}}
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.responses.create(model="tiny", input="Hi", text=wanted)
+    assert refused.value.param == "text.format.schema"
 
 
 async def test_truncation_drops_the_oldest_turns(service: tuple[House, AsyncOpenAI]) -> None:

@@ -104,7 +104,8 @@ class ResponsesEndpoint:
             generation = self._fitting(wire, [*history, *items])
         except ApiError as error:
             raise _renamed(error) from None
-        return ResponseRequest(wire, tuple(items), generation)
+        grammar_param = _param_here(generation.grammar_param)
+        return ResponseRequest(wire, tuple(items), replace(generation, grammar_param=grammar_param))
 
     def prompt_token_ids(self, wire: ResponseWire, items: Sequence[Item]) -> tuple[int, ...]:
         """What ``check`` made of the same turn and history. Raises ApiError."""
@@ -231,7 +232,7 @@ def _renamed(error: ApiError) -> ApiError:
     return ApiError(
         error.kind,
         _here(error.message),
-        param=None if error.param is None else _param_here(error.param),
+        param=_param_here(error.param),
         retry_after_s=error.retry_after_s,
     )
 
@@ -241,7 +242,9 @@ def _here(text: str) -> str:
     return _FUNCTION.sub(r"\1", quoted)
 
 
-def _param_here(param: str) -> str:
+def _param_here(param: str | None) -> str | None:
+    if param is None:
+        return None
     if param.startswith("messages"):
         return "input"  # where in it cannot be told: the history counts there too
     return _here(f"'{param}'").strip("'")
