@@ -41,7 +41,7 @@ async def connect(request: web.Request) -> web.StreamResponse:
         heartbeat=limits.ping_s,
         protocols=offered[:1],
         compress=limits.deflates,
-        max_msg_size=settings.max_body_bytes,
+        max_msg_size=settings.max_body_bytes + 1,  # aiohttp takes what is shorter
         writer_limit=0,
     )
     await ws.prepare(request)

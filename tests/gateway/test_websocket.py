@@ -525,6 +525,15 @@ async def test_a_message_that_is_too_long_closes_with_1009(make_house: Make) -> 
     await no_sockets(house)
 
 
+async def test_a_message_of_the_full_length_is_read(make_house: Make) -> None:
+    house: House = await make_house(max_body_bytes=1000)
+    async with connected(house) as client:
+        await client.ws.send_str("x" * 1000)
+        assert (await client.event())["error"]["code"] == "invalid_value"
+        await client.ws.send_str("x" * 1001)
+        assert await client.close_code() == 1009
+
+
 async def test_what_arrives_is_counted_with_all_bodies(make_house: Make) -> None:
     house: House = await make_house(max_body_bytes=200_000, max_total_body_bytes=250_000)
     async with raw_client(house) as one, raw_client(house) as other:
