@@ -46,7 +46,7 @@ export class Access {
   /** Raises HttpError for what is no success, TypeError if the server cannot be reached. */
   async fetch(path, options = {}) {
     const headers = new Headers(options.headers);
-    if (this.#key) headers.set("Authorization", `Bearer ${this.#key}`);
+    if (this.#key) headers.set("Authorization", `Bearer ${inHeader(this.#key)}`);
     const answer = await fetch(path, { cache: "no-store", ...options, headers });
     if (!answer.ok) throw new HttpError(answer.status, await reason(answer));
     return answer;
@@ -63,6 +63,9 @@ export class Access {
     return url.href;
   }
 }
+
+/** Whatever characters it has: a header takes bytes, one to each character. */
+const inHeader = (text) => String.fromCharCode(...new TextEncoder().encode(text));
 
 function read(storage) {
   try {

@@ -46,6 +46,19 @@ def test_a_key_is_asked_for_once_and_never_shows_in_an_address(
     expect(other.get_by_role("dialog", name="This server needs a key")).to_be_visible()
 
 
+def test_a_key_can_have_any_characters(open_page: OpenPage, make_house: Callable[..., HouseThread]) -> None:
+    house = make_house(api_keys=("clé 🔑",))
+    page = open_page(house.house.url)
+    field = page.get_by_label("API key")
+    for key in ("wrong 🔑", "clé 🔐"):
+        field.fill(key)
+        field.press("Enter")
+        expect(page.locator("#key-error")).to_have_text("The server does not know this key.")
+    field.fill("clé 🔑")
+    field.press("Enter")
+    Chat(page).connected()
+
+
 def test_a_key_can_be_remembered_and_forgotten(
     open_page: OpenPage, make_house: Callable[..., HouseThread]
 ) -> None:
