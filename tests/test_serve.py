@@ -164,7 +164,7 @@ def test_terminal_chat_starts_its_own_server_and_answers(monkeypatch: pytest.Mon
 
 @pytest.mark.case("E13")
 def test_sigterm_lets_streams_finish_and_refuses_new_requests() -> None:
-    with running_server(*SMALL) as server:
+    with running_server(*SMALL, "--drain-timeout", "150") as server:
         stream = Background(server, stream_body(max_tokens=300))
         assert stream.first.wait(60)
         server.process.send_signal(signal.SIGTERM)
