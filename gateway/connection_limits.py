@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 
 from gateway.protocol.ws_turns import WsLimits
 
+NEVER_BLOCKS_BYTES = 32 * 2**10
+"""Below this in a transport's buffer a write never waits (aiohttp and uvloop both wait at 64 KiB)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:

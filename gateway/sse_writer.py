@@ -15,12 +15,10 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
+from gateway.connection_limits import NEVER_BLOCKS_BYTES
 from gateway.errors import ApiError
 from gateway.mailbox import TOO_SLOW, StreamFailedError
 from gateway.protocol import sse
-
-# Below this in the transport's buffer a write never waits (aiohttp and uvloop both wait at 64 KiB).
-_NEVER_BLOCKS_BYTES = 32 * 2**10
 
 
 class WriteGuard(Protocol):
@@ -89,7 +87,7 @@ class SseWriter:
 
     async def _guarded(self, write: Coroutine[Any, Any, None], size: int) -> None:
         transport = self._request.transport
-        if transport is None or transport.get_write_buffer_size() + size <= _NEVER_BLOCKS_BYTES:
+        if transport is None or transport.get_write_buffer_size() + size <= NEVER_BLOCKS_BYTES:
             await write
             return
         task = self._start(write)

@@ -19,6 +19,7 @@ from aiohttp import WSMsgType, web
 
 from gateway.authentication import unauthorized, visitor_with
 from gateway.connection import Connection
+from gateway.connection_limits import NEVER_BLOCKS_BYTES
 from gateway.errors import TABLE, ApiError, ErrorKind, clip, from_failure
 from gateway.handlers import known_visitor
 from gateway.mailbox import TOO_SLOW
@@ -45,7 +46,6 @@ from gateway.tenant_register import Visitor
 log = logging.getLogger("tidegate.gateway")
 
 _READ_HERE_BYTES = 64 * 2**10  # longer messages are read on the offload threads
-_NEVER_BLOCKS_BYTES = 32 * 2**10  # as in sse_writer
 _MAX_REASON_CHARS = 100  # a close frame holds 123 bytes
 _FRAME_BYTES = 6  # around what a client's ping has in it
 
@@ -302,7 +302,7 @@ class ResponsesSocket:
         transport = self._request.transport
         if transport is None or self._ending is not None:
             raise ConnectionResetError("the connection is over")
-        if transport.get_write_buffer_size() + len(data) <= _NEVER_BLOCKS_BYTES:
+        if transport.get_write_buffer_size() + len(data) <= NEVER_BLOCKS_BYTES:
             await self._ws.send_frame(data, WSMsgType.TEXT)
             return
         try:

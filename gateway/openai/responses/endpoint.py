@@ -117,17 +117,20 @@ class ResponsesEndpoint:
             return self._generation(wire, items)
         starts = [0, *(start for start in turn_starts(items) if start)]
         wanted = min(wire.max_output_tokens or OPEN_ANSWER_TOKENS, self._model.window // 2)
-        first = bisect_left(starts, True, key=lambda start: self._fits(wire, items[start:], wanted))
-        return self._generation(wire, items[starts[min(first, len(starts) - 1)] :])
+        made: dict[int, GenerationRequest] = {}
 
-    def _fits(self, wire: ResponseWire, items: Sequence[Item], num_wanted: int) -> bool:
-        try:
-            generation = self._generation(wire, items)
-        except ApiError as error:
-            if error.kind is not ErrorKind.CONTEXT_LENGTH:
-                raise
-            return False
-        return self._model.window - generation.num_prompt_tokens >= num_wanted
+        def fits(start: int) -> bool:
+            try:
+                generation = made[start] = self._generation(wire, items[start:])
+            except ApiError as error:
+                if error.kind is not ErrorKind.CONTEXT_LENGTH:
+                    raise
+                return False
+            return self._model.window - generation.num_prompt_tokens >= wanted
+
+        first = 0 if fits(0) else bisect_left(starts, True, lo=1, key=fits)  # most often all of it fits
+        start = starts[min(first, len(starts) - 1)]
+        return made[start] if start in made else self._generation(wire, items[start:])
 
     def _generation(self, wire: ResponseWire, items: Sequence[Item]) -> GenerationRequest:
         generates = wants_answer(wire)
