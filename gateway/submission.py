@@ -110,7 +110,7 @@ async def generating(
     tenant = visitor.tenant
     requests = engine_requests(request, answer_id, tenant, session, gateway.kv_quota(tenant))
     if request.sampling.max_tokens:
-        gateway.tide.note(tenant.name, session, answer_id)
+        gateway.tide.note(tenant, session, answer_id)
     booking = Booking(request, visitor, record)
     stream = TokenStream(gateway.engine, requests, gateway.settings.stream_limits, booking.on_tokens)
     try:

@@ -19,6 +19,7 @@ from gateway.errors import ApiError, ErrorKind
 from gateway.limits import Account
 from gateway.shared_room import SharedRoom
 from gateway.tenant_register import Visitor
+from gateway.tenants import Tenant
 from gateway.tide import HouseRates, OwnFigures, Rate, SessionRegister, TideSnapshot, shown_sessions
 
 MAX_WATCHERS = 256
@@ -83,10 +84,14 @@ class TideFeed:
     def num_watchers(self) -> int:
         return len(self._watchers)
 
-    def note(self, tenant: str, session: str, response_id: str) -> None:
+    def note(self, tenant: Tenant, session: str, response_id: str) -> None:
         """A turn of a session begins; without a session there is nothing to show."""
         if session:
-            self.register.note(tenant, session, response_id)
+            self.register.note(tenant.name, session, response_id)
+
+    def forget(self, tenant: Tenant, response_id: str) -> None:
+        """A response was deleted."""
+        self.register.forget(tenant.name, response_id)
 
     @contextlib.contextmanager
     def watching(self, visitor: Visitor) -> Iterator[Watcher]:

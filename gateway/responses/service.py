@@ -112,7 +112,7 @@ class ResponseService:
         await self._purge(visitor, record, history or ())  # first: what is deleted cannot be named again
         if await self._store.delete_response(owner, response_id) is None:
             raise _not_found()
-        self._gateway.tide.register.forget(owner, response_id)
+        self._gateway.tide.forget(visitor.tenant, response_id)
 
     async def forget_conversation(self, visitor: Visitor, conversation_id: str) -> None:
         """Forget the KV of all that was said in a conversation, while it still has what is to be deleted.

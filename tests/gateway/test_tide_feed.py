@@ -116,6 +116,16 @@ async def test_turns_of_one_session_are_one_row_with_the_last_response(make_hous
         assert left["sessions"][0]["id"] == 1
 
 
+async def test_what_one_of_several_keys_deletes_goes_from_its_map(make_house: Make) -> None:
+    house = await watched_house(make_house, api_keys=("one", "two"))
+    answer = await respond(house, "one")
+    async with watch(house, "one") as snapshots:
+        assert len((await snapshots.next())["sessions"]) == 1
+        path = f"/v1/responses/{answer['id']}"
+        assert (await house.request("DELETE", path, headers=bearer("one"))).status == 200
+        await snapshots.until(lambda told: not told["sessions"])
+
+
 async def test_a_tenant_sees_its_own_sessions_and_nothing_of_the_house_it_shares(make_house: Make) -> None:
     house = await watched_house(make_house, api_keys=("one", "two"), step_s=0.01)
     mine = await respond(house, "one")
