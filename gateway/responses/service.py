@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from gateway.openai.responses.endpoint import ResponseRequest, ResponsesEndpoint
 from gateway.openai.responses.items import new_id
 from gateway.openai.responses.shape import DELIVERED, ShownConversation, encode_response
 from gateway.openai.responses.wire import ResponseWire
-from gateway.responses.keeping import Purge, decoded, keeping, purge_of
+from gateway.responses.keeping import decoded, keeping, purge_of
 from gateway.responses.maker import Keep, ResponseMaker, Turn
 from gateway.responses.records import ItemRecord, ResponseRecord
 from gateway.responses.run import ResponseRun, RunPolicy, events_gone
@@ -125,9 +125,7 @@ class ResponseService:
         record = await self._store.last_turn(owner, conversation_id)
         history = None if record is None else await self._store.history(owner, record.id)
         if record is not None and history is not None:
-            purge = await self._purge_of(visitor, record, history)
-            if purge is not None:
-                self._forget(visitor, replace(purge, from_token=0))
+            await self._purge(visitor, record, history, from_token=0)
 
     async def input_items(self, visitor: Visitor, response_id: str) -> Sequence[ItemRecord]:
         """All that the model was given for a response, oldest first. Raises ApiError (404)."""
@@ -257,26 +255,28 @@ class ResponseService:
             raise _not_found()
         return record
 
-    async def _purge(self, visitor: Visitor, record: ResponseRecord, history: Sequence[ItemRecord]) -> None:
-        """Of a response that was deleted; what others say with the same words is computed again."""
-        purge = await self._purge_of(visitor, record, history)
-        if purge is not None:
-            self._forget(visitor, purge)
+    async def _purge(
+        self,
+        visitor: Visitor,
+        record: ResponseRecord,
+        history: Sequence[ItemRecord],
+        from_token: int | None = None,
+    ) -> None:
+        """Forget the KV of what a response said, or of all from a token on; who says the same computes again.
 
-    def _forget(self, visitor: Visitor, purge: Purge) -> None:
-        """Raises ApiError (503) if no engine can see to it, and then nothing was deleted."""
+        Raises ApiError (503) if no engine can see to it.
+        """
         engine = self._gateway.engine
-        try:
-            engine.forget_kv(purge.token_ids, purge.from_token, visitor.tenant.cache_salt)
-        except EngineDeadError:
-            raise no_engine(engine.restart_in_s) from None
-
-    async def _purge_of(
-        self, visitor: Visitor, record: ResponseRecord, history: Sequence[ItemRecord]
-    ) -> Purge | None:
-        return await self._gateway.offload.run(
+        purge = await self._gateway.offload.run(
             purge_of, record, history, self._endpoint, owner=visitor.holder.name
         )
+        if purge is None:
+            return
+        first = purge.from_token if from_token is None else from_token
+        try:
+            engine.forget_kv(purge.token_ids, first, visitor.tenant.cache_salt)
+        except EngineDeadError:
+            raise no_engine(engine.restart_in_s) from None
 
 
 def _session(tenant: Tenant, request: ResponseRequest, past: Past, response_id: str) -> str:
