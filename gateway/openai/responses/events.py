@@ -61,66 +61,55 @@ class ItemEvent(msgspec.Struct, kw_only=True):
     item: OutputItem
 
 
-class PartEvent(msgspec.Struct, kw_only=True):
-    type: Annotated[str, one_of(("response.content_part.added", "response.content_part.done"))]
+class OfItem(msgspec.Struct, kw_only=True):
+    """What is told of the item that is open."""
+
+    type: str
     sequence_number: int
     item_id: str
     output_index: int
+
+
+class OfPart(OfItem, kw_only=True):
+    """And of the one part that it has."""
+
     content_index: Literal[0] = 0
+
+
+class PartEvent(OfPart, kw_only=True):
+    type: Annotated[str, one_of(("response.content_part.added", "response.content_part.done"))]
     part: OutputText | ReasoningText
 
 
-class TextDeltaEvent(msgspec.Struct, kw_only=True):
+class TextDeltaEvent(OfPart, kw_only=True):
     type: Literal["response.output_text.delta"] = "response.output_text.delta"
-    sequence_number: int
-    item_id: str
-    output_index: int
-    content_index: Literal[0] = 0
     delta: str
     logprobs: list[Logprob] = []
 
 
-class TextDoneEvent(msgspec.Struct, kw_only=True):
+class TextDoneEvent(OfPart, kw_only=True):
     type: Literal["response.output_text.done"] = "response.output_text.done"
-    sequence_number: int
-    item_id: str
-    output_index: int
-    content_index: Literal[0] = 0
     text: str
     logprobs: list[Logprob] = []
 
 
-class ThoughtDeltaEvent(msgspec.Struct, kw_only=True):
+class ThoughtDeltaEvent(OfPart, kw_only=True):
     type: Literal["response.reasoning_text.delta"] = "response.reasoning_text.delta"
-    sequence_number: int
-    item_id: str
-    output_index: int
-    content_index: Literal[0] = 0
     delta: str
 
 
-class ThoughtDoneEvent(msgspec.Struct, kw_only=True):
+class ThoughtDoneEvent(OfPart, kw_only=True):
     type: Literal["response.reasoning_text.done"] = "response.reasoning_text.done"
-    sequence_number: int
-    item_id: str
-    output_index: int
-    content_index: Literal[0] = 0
     text: str
 
 
-class ArgumentsDeltaEvent(msgspec.Struct, kw_only=True):
+class ArgumentsDeltaEvent(OfItem, kw_only=True):
     type: Literal["response.function_call_arguments.delta"] = "response.function_call_arguments.delta"
-    sequence_number: int
-    item_id: str
-    output_index: int
     delta: str
 
 
-class ArgumentsDoneEvent(msgspec.Struct, kw_only=True):
+class ArgumentsDoneEvent(OfItem, kw_only=True):
     type: Literal["response.function_call_arguments.done"] = "response.function_call_arguments.done"
-    sequence_number: int
-    item_id: str
-    output_index: int
     name: str
     arguments: str
 
