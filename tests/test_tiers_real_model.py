@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import random
 import re
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -72,8 +73,8 @@ class Bench:
 
     def __init__(self, loaded: LoadedRunner, directory: Path) -> None:
         self.loaded = loaded
-        self._directory = directory
-        self._num_engines = 0
+        self._directory = directory / "blocks"
+        self._backend: RealBackend | None = None
         self._expected: dict[tuple[int, int], list[list[int]]] = {}
 
     def expected(self, count: int, max_tokens: int) -> list[list[int]]:
@@ -86,9 +87,9 @@ class Bench:
     def engine(
         self, *, num_blocks: int, host_blocks: int = 40, disk_blocks: int = 200, **options: object
     ) -> SmallEngine:
-        self._num_engines += 1
-        directory = self._directory / str(self._num_engines)
-        backend = RealBackend(self.loaded, host_blocks, disk_blocks, directory)
+        """An engine on the model's one pool; it ends the engine before it, whose files go with it."""
+        self.close()
+        self._backend = backend = RealBackend(self.loaded, host_blocks, disk_blocks, self._directory)
         return SmallEngine(
             num_blocks=num_blocks,
             block_size=16,
@@ -99,20 +100,29 @@ class Bench:
             **{"max_num_seqs": NUM_REQUESTS, "max_num_batched_tokens": 128, **options},  # type: ignore[arg-type]
         )
 
+    def close(self) -> None:
+        if self._backend is not None:
+            self._backend.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return Bench(load_deterministic("", ALL_BLOCKS), tmp_path_factory.mktemp("real"))
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    bench = Bench(load_deterministic("", ALL_BLOCKS), tmp_path_factory.mktemp("real"))
+    yield bench
+    bench.close()
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     directory = tmp_path_factory.mktemp("tiny-model")
     make_model().save_pretrained(directory)
     save(byte_level(), directory)
-    return Bench(
+    bench = Bench(
         load_deterministic(str(directory), ALL_BLOCKS, dtype="float32"), tmp_path_factory.mktemp("tiny")
     )
+    yield bench
+    bench.close()
 
 
 def tight(bench: Bench, policies: dict[str, str], failure_rate: float, seed: int = 0) -> SmallEngine:
