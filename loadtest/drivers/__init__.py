@@ -1,0 +1,1 @@
+"""What speaks to servers: an API over a transport."""

@@ -1,0 +1,202 @@
+"""What a run found, as its JSON has it. The shape is public: scripts and dashboards read it
+(docs/loadtest.md).
+
+Names end in their unit. A figure that could not be had is null, never 0. Latencies count from the intended
+send time; those whose name says ``from_send`` from the actual one. Only completed requests have latencies.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+FORMAT = 1
+
+
+class Interval(Struct, frozen=True):
+    """95 % confidence, by bootstrap."""
+
+    low: float
+    high: float
+
+
+class Distribution(Struct, frozen=True):
+    """Percentiles interpolate linearly between the two nearest samples."""
+
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: float
+    intervals: dict[str, Interval] = {}  # of mean, p50, p90, p95 and p99
+
+
+class Summary(Struct, frozen=True):
+    """Of one run, or of its repeats together."""
+
+    ttft_ms: Distribution | None
+    ttft_from_send_ms: Distribution | None
+    itl_ms: Distribution | None  # between pieces of one choice, as they came
+    tpot_ms: Distribution | None  # of one request: (last piece - first) / (tokens of a choice - 1)
+    e2e_ms: Distribution | None
+    e2e_from_send_ms: Distribution | None
+    normalized_ms: Distribution | None  # e2e / tokens of a choice; the PagedAttention paper's s/token, in ms
+    queue_ms: Distribution | None  # from intended to sent: what the client's own cap cost
+    duration_s: float  # from the first intended time to the last end
+    output_tok_s: float
+    total_tok_s: float
+    request_rate: float  # completed a second
+    goodput: float | None  # completed within the SLO a second; null without one
+    slo_attainment: float | None  # share of all requests but those left on purpose; a failure is a miss
+    completed: int
+    failed: int
+    left: int  # by the client, on purpose
+    unfinished: int
+    failures: dict[str, int]  # by reason
+    tokens_per_piece: float | None
+    exact_token_times: bool  # how many tokens came with each piece is known
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None
+
+
+class Schedule(Struct, frozen=True):
+    """Whether the tool did as it was asked. Rates are conversations a second."""
+
+    asked_rate: float | None  # null under a closed load
+    achieved_rate: float | None
+    lag_ms: Distribution | None  # of sends: actual minus intended, less waiting for the cap
+    loop_lag_ms: Distribution | None  # of the event loop, sampled all the time
+    capped: int  # requests that waited because max_concurrency was reached
+    peak_concurrency: int
+    on_schedule: bool
+    faults: list[str]  # plain sentences; empty when on_schedule
+
+
+class UsageCheck(Struct, frozen=True):
+    """Whether the server counted the tokens that were planned."""
+
+    planned_prompt_tokens: int
+    counted_prompt_tokens: int
+    planned_completion_tokens: int
+    counted_completion_tokens: int
+    within: bool  # 2 % in prompts, and in completions where lengths are forced
+    note: str
+
+
+class RequestRow(Struct, frozen=True, omit_defaults=True):
+    """One request. Times are ms from the start of its repeat."""
+
+    index: int
+    turn: int
+    input_len: int
+    output_len: int
+    intended_ms: float
+    sent_ms: float | None
+    first_ms: float | None
+    ended_ms: float | None
+    outcome: str
+    reason: str = ""
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    piece_ms: list[list[float]] = []  # of each choice
+
+
+class Series(Struct, frozen=True):
+    """One of the server's own measures over time: a gauge as it is, a counter as its growth."""
+
+    name: str  # ours, such as "running", "kv_blocks host" or "bytes swap_out"
+    source: str  # the sample's name and labels on the server's page
+    unit: Literal["", "bytes", "tokens", "blocks", "requests", "share"]
+    is_counter: bool
+    at_ms: list[float]
+    values: list[float]
+
+
+class Repeat(Struct, frozen=True):
+    salt: str  # seeds the words of all prompts
+    started_at: str  # ISO 8601, UTC
+    summary: Summary
+    schedule: Schedule
+    requests: list[RequestRow]
+    server: list[Series]
+
+
+class Server(Struct, frozen=True):
+    base_url: str
+    model: str
+    kind: str  # tidegate, vllm, llama.cpp, or unknown
+    version: str
+    max_model_len: int | None
+    forces_lengths: bool
+    token_words: int  # words of the vocabulary that prompts are made of
+    words_verified: bool  # by the server's own tokenizer, or only by what usage said
+
+
+class Tool(Struct, frozen=True):
+    version: str
+    python: str
+    platform: str
+    processors: int
+    arguments: list[str]  # to run it again; secrets left out
+
+
+class RunReport(Struct, frozen=True, tag_field="kind", tag="run"):
+    format: int
+    tool: Tool
+    server: Server
+    workload: dict[str, str | int | float | bool | None]  # every setting, defaults too
+    label: str  # one line: what was asked of the server
+    slo: dict[str, float]  # limits in ms by measure; empty without one
+    warmup_requests: int  # before each repeat, not in any figure
+    interrupted: bool
+    usage: UsageCheck
+    summary: Summary
+    schedule: Schedule
+    repeats: list[Repeat]
+    notes: list[str]  # what a reader must know before he believes a figure
+
+
+class SweepPoint(Struct, frozen=True):
+    value: float  # the rate, or the number of users
+    meets_slo: bool | None
+    run: RunReport
+
+
+class SweepReport(Struct, frozen=True, tag_field="kind", tag="sweep"):
+    format: int
+    over: Literal["rate", "concurrency"]
+    points: list[SweepPoint]  # by value
+    knee: float | None  # a value of a point
+    knee_note: str
+    highest_within_slo: float | None
+    lowest_beyond_slo: float | None  # the true limit lies between the two
+    attainment: float  # share of requests that had to meet the SLO
+    notes: list[str]
+
+
+class Ratio(Struct, frozen=True):
+    measure: str  # such as "ttft_ms p50" or "output_tok_s"
+    a: float
+    b: float
+    ratio: float  # B / A
+    interval: Interval
+    verdict: str  # a plain sentence
+    lower_is_better: bool
+
+
+class CompareReport(Struct, frozen=True, tag_field="kind", tag="compare"):
+    format: int
+    a: RunReport
+    b: RunReport
+    order: list[str]  # "A" and "B" as they were run
+    ratios: list[Ratio]
+    verdict: str
+    notes: list[str]
+
+
+Report = RunReport | SweepReport | CompareReport
