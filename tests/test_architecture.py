@@ -70,6 +70,8 @@ DECIDERS = (
     "gateway.tools.python_values", "gateway.tools.pythonic", "gateway.tools.registry",
     "engine.core", "engine.messages", "engine.stats", "engine.config", "engine.restarts", "engine.forget_log",
     "benchmarks.session_plan", "benchmarks.session_results",
+    "loadtest.arrivals", "loadtest.drafts", "loadtest.habits", "loadtest.prompts", "loadtest.spreads",
+    "loadtest.traces", "loadtest.workload",
 )  # fmt: skip
 DOING = {"torch", "socket", "threading", "time", "asyncio", "selectors", "concurrent", "datetime"}
 
