@@ -90,7 +90,7 @@ class Drafts:
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthSource:
     """Where lengths come from; a spread that is None leaves it to the trace.
 
     ``prefix_len`` comes before the prompt of a first turn, beyond its length.
@@ -130,7 +130,7 @@ class Lengths:
         return by_trace
 
 
-def replayed(lengths: Lengths, room: Room, wanted: Wanted, rng: random.Random) -> Drafts:
+def replayed(lengths: LengthSource, room: Room, wanted: Wanted, rng: random.Random) -> Drafts:
     """The rows of the trace in their order; rows of a session are turns of one conversation."""
     assert lengths.trace is not None
     drafts = Drafts(room, wanted)
@@ -148,7 +148,7 @@ def replayed(lengths: Lengths, room: Room, wanted: Wanted, rng: random.Random) -
     return drafts
 
 
-def drawn(lengths: Lengths, room: Room, wanted: Wanted, rng: random.Random) -> Drafts:
+def drawn(lengths: LengthSource, room: Room, wanted: Wanted, rng: random.Random) -> Drafts:
     """Conversations drawn until there are as many as wanted, or hardly any fits."""
     rows = lengths.trace.rows if lengths.trace is not None else (None,)
     drafts = Drafts(room, wanted)

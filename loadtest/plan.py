@@ -57,15 +57,18 @@ class Conversation:
 class Plan:
     """A run's requests in the order in which they are intended.
 
-    ``asked_rate`` is what the user asked for, in conversations a second (of single requests: requests); None
-    under a closed load, where ``max_concurrency`` is the number of users. Under an open one that is a cap.
+    ``asked_rate`` is what the user asked for, in conversations a second (of single requests: requests); of a
+    ramp the mean, of a trace's own times what they make. It is exactly (count - 1) / (last start - first).
+    None where all start at once, and under a closed load, where ``max_concurrency`` is the number of users.
+    Under an open one that is a cap.
     """
 
     conversations: tuple[Conversation, ...]
     load: Load
     asked_rate: float | None = None
     max_concurrency: int | None = None
-    dropped: int = 0  # rows of a trace that do not fit the server's context window
+    dropped: int = 0  # rows of a trace, or draws, that do not fit the server's context window
+    time_scale: float | None = None  # by which a trace's times were multiplied, where these are the schedule
 
     @property
     def requests(self) -> Sequence[PlannedRequest]:

@@ -31,8 +31,8 @@ class Words:
     def opening(self) -> str:
         return self.words[0]
 
-    def first_text(self, num_tokens: int) -> str:
-        """A text to measure a template with: its first word is that of all prompts, each other one is any."""
+    def probe(self, num_tokens: int) -> str:
+        """A text to measure a template with: it starts as all prompts do."""
         return " ".join([self.opening, *(self.words[i % len(self.words)] for i in range(1, num_tokens))])
 
 

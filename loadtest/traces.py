@@ -15,6 +15,7 @@ import gzip
 import hashlib
 import math
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -76,6 +77,11 @@ class Trace:
     def has_sessions(self) -> bool:
         return any(row.session is not None for row in self.rows)
 
+    @property
+    def is_ordered(self) -> bool:
+        """Whether its rows belong together; else they are no more than lengths to draw from."""
+        return self.has_times or self.has_blocks or self.has_sessions
+
 
 def read_trace(name_or_path: str | Path) -> Trace:
     """One of ``BUILT_IN``, or a file, gzipped or not. Raises TraceError."""
@@ -87,7 +93,7 @@ def read_trace(name_or_path: str | Path) -> Trace:
         data = Path(name).read_bytes()
         is_packed = name.endswith(".gz") or data.startswith(b"\x1f\x8b")
         return parse_trace(gzip.decompress(data) if is_packed else data, name)
-    except (gzip.BadGzipFile, EOFError):
+    except (gzip.BadGzipFile, EOFError, zlib.error):
         raise TraceError(f"{name} is not a text file, gzipped or not.") from None
     except OSError as error:
         hint = "" if "/" in name else f" Traces that come with tideload: {', '.join(BUILT_IN)}."
@@ -101,7 +107,10 @@ def parse_trace(data: bytes, name: str) -> Trace:
     except UnicodeDecodeError:
         raise TraceError(f"{name} is not a text file, gzipped or not.") from None
     is_json = text.lstrip().startswith("{")
-    rows = list(_json_rows(text, name) if is_json else _csv_rows(text, name))
+    try:
+        rows = list(_json_rows(text, name) if is_json else _csv_rows(text, name))
+    except csv.Error as error:
+        raise TraceError(f"{name} is no CSV file: {error}.") from None
     if any(row.input_len < 1 or row.output_len < 0 for row in rows):
         raise TraceError(f"{name} has a length below 1.")
     answered = [row for row in rows if row.output_len]
@@ -173,10 +182,6 @@ def _block_len(lines: Sequence[_Line], name: str) -> int:
 # ---- CSV -------------------------------------------------------------------------------------------
 
 
-def _number(text: str) -> float:
-    return float(text)
-
-
 def _milliseconds(text: str) -> float:
     return float(text) / 1000
 
@@ -185,7 +190,7 @@ _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d(?:\.\d+)?)(?:Z
 
 
 def _date(text: str) -> float:
-    """Seconds since 1970, to the last of the seven digits that Azure's traces have."""
+    """Seconds since 1970. Azure's times have seven digits after the point."""
     found = _DATE.fullmatch(text.strip())
     if found is None:
         raise ValueError(text)
@@ -206,7 +211,7 @@ class _Columns:
 
 _HEADERS = (
     _Columns("input_length", "output_length", "arrival_ms", _milliseconds, "session"),
-    _Columns("Request tokens", "Response tokens", "Timestamp", _number, "Session ID"),  # BurstGPT
+    _Columns("Request tokens", "Response tokens", "Timestamp", float, "Session ID"),  # BurstGPT
     _Columns("ContextTokens", "GeneratedTokens", "TIMESTAMP", _date, ""),  # Azure
 )
 

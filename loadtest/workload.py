@@ -14,7 +14,7 @@ from enum import StrEnum
 from itertools import count
 
 from loadtest import arrivals
-from loadtest.drafts import Draft, Drafts, Lengths, Room, Wanted, drawn, replayed
+from loadtest.drafts import Draft, Drafts, LengthSource, Room, Wanted, drawn, replayed
 from loadtest.habits import Habits
 from loadtest.plan import Conversation, Load, Plan, PlannedRequest
 from loadtest.prompts import Part, Prompts, TemplateCost, Words, block_part
@@ -80,6 +80,7 @@ class WorkloadSpec:
         found["output_len"] = self.output_len or self.default_output_len
         found["trace"] = self.trace and self.trace.name
         found["trace_sha256"] = self.trace and self.trace.sha256
+        found["trace_unanswered"] = self.trace and self.trace.unanswered
         found["arrival"] = self.arrival and self.arrival.value
         return found
 
@@ -96,7 +97,7 @@ class WorkloadSpec:
     @property
     def is_drawn(self) -> bool:
         """Whether lengths are drawn; else the rows of a trace are taken in their order."""
-        return self.trace is None or not self.trace.has_times or self.turns != "1"
+        return self.trace is None or not self.trace.is_ordered or self.turns != "1"
 
     @property
     def default_input_len(self) -> str:
@@ -132,6 +133,7 @@ def make_plan(
         schedule.asked_rate,
         spec.max_concurrency,
         drafts.dropped,
+        schedule.scale if arrival is Arrival.TRACE else None,
     )
 
 
@@ -172,8 +174,19 @@ def warmup_plan(
 def _check(spec: WorkloadSpec, arrival: Arrival, rate: float | None) -> None:
     """Raises WorkloadError for settings that contradict each other."""
     faults = _closed_faults(spec, rate) if arrival is Arrival.CLOSED else _open_faults(spec, arrival, rate)
-    for fault in (*faults, *_faults_of_what_is_asked(spec)):
+    for fault in (*_number_faults(spec, rate), *faults, *_content_faults(spec)):
         raise WorkloadError(fault)
+
+
+def _number_faults(spec: WorkloadSpec, rate: float | None) -> Iterator[str]:
+    counts = (spec.num_requests, spec.sessions, spec.max_concurrency, spec.n)
+    if any(number is not None and number < 1 for number in counts):
+        yield "Numbers of requests, sessions, users and choices start at 1."
+    amounts = (rate, spec.ramp_to, spec.duration_s, spec.trace_scale, spec.burstiness)
+    if any(amount is not None and not 0 < amount < math.inf for amount in amounts):
+        yield "Rates, times, scales and burstiness must be above 0."
+    if min(spec.num_prefixes, spec.prefix_len, spec.leave_share, spec.slow_share, spec.slow_pause_s) < 0:
+        yield "Prefixes, shares and pauses cannot be below 0."
 
 
 def _closed_faults(spec: WorkloadSpec, rate: float | None) -> Iterator[str]:
@@ -203,7 +216,7 @@ def _open_faults(spec: WorkloadSpec, arrival: Arrival, rate: float | None) -> It
         yield "The trace's own times have no ramp."
 
 
-def _faults_of_what_is_asked(spec: WorkloadSpec) -> Iterator[str]:
+def _content_faults(spec: WorkloadSpec) -> Iterator[str]:
     trace = spec.trace
     if spec.turns != "1" and trace is not None and (trace.has_blocks or trace.has_sessions):
         yield "The trace has its own turns or shared prompts: no other turns can be made of its lengths."
@@ -240,7 +253,7 @@ def _wanted(spec: WorkloadSpec, rate: float | None) -> Wanted:
 
 
 def _drafts(spec: WorkloadSpec, wanted: Wanted, room: Room) -> Drafts:
-    lengths = Lengths(
+    lengths = LengthSource(
         spec.trace,
         _length(spec, spec.input_len or spec.default_input_len, "Prompt length"),
         _length(spec, spec.output_len or spec.default_output_len, "Answer length"),
