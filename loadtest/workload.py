@@ -123,12 +123,12 @@ def make_plan(
     """
     arrival = spec.arrival_at(rate)
     _check(spec, arrival, rate)
-    room = Room(cost, max_model_len)
+    habits, room = _habits(spec), Room(cost, max_model_len)
     drafts = _drafts(spec, _wanted(spec, rate), room)
     _check_enough(drafts)
     schedule = _schedule(spec, arrival, rate, drafts.conversations)
     return Plan(
-        _written(spec, drafts.conversations, schedule, room, Prompts(words, salt)),
+        _written(spec, habits, drafts.conversations, schedule, room, Prompts(words, salt)),
         Load.CLOSED if arrival is Arrival.CLOSED else Load.OPEN,
         schedule.asked_rate,
         spec.max_concurrency,
@@ -164,7 +164,8 @@ def warmup_plan(
         raise WorkloadError(_nothing_fits(room))
     singles = [conversation[:1] for conversation in drafts.conversations]
     schedule = _schedule(calm, Arrival.CLOSED, None, singles)
-    written = _written(calm, singles, schedule, room, Prompts(words, f"{salt} warm-up"))
+    prompts = Prompts(words, f"{salt} warm-up")
+    written = _written(calm, _habits(calm), singles, schedule, room, prompts)
     return Plan(written, Load.CLOSED, None, users, drafts.dropped)
 
 
@@ -346,12 +347,12 @@ def _trace_schedule(
 
 def _written(
     spec: WorkloadSpec,
+    habits: Habits,
     conversations: Sequence[Sequence[Draft]],
     schedule: _Schedule,
     room: Room,
     prompts: Prompts,
 ) -> tuple[Conversation, ...]:
-    habits = _habits(spec)
     beginnings = habits.beginnings(conversations, schedule.starts, schedule.scale)
     readings = habits.readings(conversations)
     prefixes = random.Random(f"{spec.seed} prefixes")

@@ -429,13 +429,13 @@ BLOCKS = read_trace("sharegpt-multiturn")
         (WorkloadSpec(duration_s=9.0, max_concurrency=2), None, "instead of a duration"),
         (WorkloadSpec(num_requests=3, max_concurrency=2, return_s="5"), None, "a think time instead"),
         (WorkloadSpec(num_requests=3, max_concurrency=2, ramp_to=5.0), None, "neither burstiness nor a ramp"),
-        (WorkloadSpec(num_requests=3, input_len="600"), 1.0, "window of 500 tokens"),
+        (WorkloadSpec(num_requests=3, input_len="600"), 1.0, "window of 700 tokens"),
         (WorkloadSpec(num_requests=3, input_len="10"), 1.0, "the template alone takes 10"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_asked_for(spec: WorkloadSpec, rate: float | None, message: str) -> None:
     with pytest.raises(WorkloadError, match=message):
-        planned(spec, rate, window=500)
+        planned(spec, rate, window=700)
 
 
 def test_a_trace_without_an_order_of_its_own_is_the_only_one_that_is_drawn() -> None:
