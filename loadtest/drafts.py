@@ -16,6 +16,7 @@ from loadtest.spreads import Spread
 from loadtest.traces import Trace, TraceRow
 
 _MOST_MISSES = 1000  # draws in a row of which none fits
+_NO_ROW = TraceRow(None, 0, 0)  # where there is no trace, and all lengths are spreads
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,31 +104,30 @@ class LengthSource:
     turns: Spread
     prefix_len: int
 
-    def draft(self, row: TraceRow | None, rng: random.Random) -> Draft:
+    def draft(self, row: TraceRow, rng: random.Random) -> Draft:
         """A first turn; only one as long as the trace has it keeps the blocks of the trace."""
-        has_blocks = row is not None and self.inputs is None
+        has_blocks = self.inputs is None
         return Draft(
-            self._length(self.inputs, row and row.input_len, rng) + self.prefix_len,
-            self._length(self.outputs, row and row.output_len, rng),
-            row.block_ids if row is not None and has_blocks else (),
-            row.block_len if row is not None and has_blocks else 0,
-            row and row.at_s,
+            _length(self.inputs, row.input_len, rng) + self.prefix_len,
+            _length(self.outputs, row.output_len, rng),
+            row.block_ids if has_blocks else (),
+            row.block_len if has_blocks else 0,
+            row.at_s,
         )
 
-    def later_draft(self, history: int, row: TraceRow | None, rng: random.Random) -> Draft:
+    def later_draft(self, history: int, row: TraceRow, rng: random.Random) -> Draft:
         """What a turn adds; ``history`` is what a row of a session counts in its prompt before that."""
         return Draft(
-            self._length(self.later_inputs or self.inputs, row and row.input_len - history, rng),
-            self._length(self.outputs, row and row.output_len, rng),
-            at_s=row and row.at_s,
+            _length(self.later_inputs or self.inputs, row.input_len - history, rng),
+            _length(self.outputs, row.output_len, rng),
+            at_s=row.at_s,
         )
 
-    @staticmethod
-    def _length(spread: Spread | None, by_trace: int | None, rng: random.Random) -> int:
-        if spread is not None:
-            return spread.draw_whole(rng)
-        assert by_trace is not None
-        return by_trace
+
+def _length(spread: Spread | None, by_trace: int, rng: random.Random) -> int:
+    length = by_trace if spread is None else spread.draw_whole(rng)
+    assert length >= 1
+    return length
 
 
 def replayed(lengths: LengthSource, room: Room, wanted: Wanted, rng: random.Random) -> Drafts:
@@ -150,7 +150,7 @@ def replayed(lengths: LengthSource, room: Room, wanted: Wanted, rng: random.Rand
 
 def drawn(lengths: LengthSource, room: Room, wanted: Wanted, rng: random.Random) -> Drafts:
     """Conversations drawn until there are as many as wanted, or hardly any fits."""
-    rows = lengths.trace.rows if lengths.trace is not None else (None,)
+    rows = lengths.trace.rows if lengths.trace is not None else (_NO_ROW,)
     drafts = Drafts(room, wanted)
     misses = 0
     while not drafts.is_enough and misses < _MOST_MISSES:
