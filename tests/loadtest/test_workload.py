@@ -310,14 +310,14 @@ def test_rows_of_a_session_are_a_conversation() -> None:
     """Their prompts count the history; one that is too short for it begins anew."""
     rows = trace(
         (0, 20, 5, "a"), (1000, 30, 6, "b"), (2000, 40, 7, "a"), (3000, 60, 8, "a"), (4000, 25, 9, "b"),
-        (5000, 50, 9),
+        (5000, 50, 9), (6000, 50, 3, "b"),
     )  # fmt: skip
     plan = planned(WorkloadSpec(trace=rows, trace_scale=0.5))
     found = [[(t.input_len, t.output_len, t.at_s) for t in c.turns] for c in plan.conversations]
     assert found == [
         [(20, 5, 0.0), (15, 7, 1.0), (13, 8, 1.5)],
         [(30, 6, 0.5)],
-        [(25, 9, 2.0)],
+        [(25, 9, 2.0), (16, 3, 3.0)],
         [(50, 9, 2.5)],
     ]
     assert plan.asked_rate == pytest.approx(3 / 2.5)
@@ -349,7 +349,7 @@ def test_only_the_first_turn_of_a_conversation_has_a_prefix() -> None:
 
 def test_clients_that_leave_or_read_slowly_are_their_exact_share() -> None:
     spec = WorkloadSpec(
-        input_len="50", output_len="uniform:2:30", sessions=40, turns="2", leave_share=0.25, slow_share=0.5,
+        input_len="50", output_len="uniform:2:4", sessions=40, turns="2", leave_share=0.25, slow_share=0.5,
         slow_pause_s=0.3,
     )  # fmt: skip
     leaving = slow = 0
