@@ -72,6 +72,7 @@ DECIDERS = (
     "benchmarks.session_plan", "benchmarks.session_results",
     "loadtest.arrivals", "loadtest.drafts", "loadtest.habits", "loadtest.prompts", "loadtest.spreads",
     "loadtest.traces", "loadtest.workload",
+    "loadtest.report.words", "loadtest.report.samples",
 )  # fmt: skip
 DOING = {"torch", "socket", "threading", "time", "asyncio", "selectors", "concurrent", "datetime"}
 

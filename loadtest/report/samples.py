@@ -1,0 +1,156 @@
+"""Latencies and rates of single requests, out of a report's rows, to draw them. Pure.
+
+The figures are those of ``summary``; a test holds that these samples have them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from loadtest.report.words import E2E, E2E_FROM_SEND, ITL, TPOT, TTFT, TTFT_FROM_SEND, Measure
+from loadtest.results import RequestRow, RunReport, Series
+
+
+def samples(rows: Iterable[RequestRow], measure: Measure) -> list[float]:
+    """In ms and ascending, of the completed requests."""
+    found = _SAMPLES[measure.field]
+    return sorted(sample for row in rows if row.outcome == "completed" for sample in found(row))
+
+
+def all_rows(run: RunReport) -> list[RequestRow]:
+    return [row for repeat in run.repeats for row in repeat.requests]
+
+
+def _ttft(row: RequestRow) -> list[float]:
+    return [] if row.first_ms is None else [row.first_ms - row.intended_ms]
+
+
+def _ttft_from_send(row: RequestRow) -> list[float]:
+    return [] if row.first_ms is None or row.sent_ms is None else [row.first_ms - row.sent_ms]
+
+
+def _e2e(row: RequestRow) -> list[float]:
+    return [] if row.ended_ms is None else [row.ended_ms - row.intended_ms]
+
+
+def _e2e_from_send(row: RequestRow) -> list[float]:
+    return [] if row.ended_ms is None or row.sent_ms is None else [row.ended_ms - row.sent_ms]
+
+
+def _itl(row: RequestRow) -> list[float]:
+    return [after - before for times in row.piece_ms for before, after in pairwise(times)]
+
+
+def _tpot(row: RequestRow) -> list[float]:
+    tokens = _tokens_of_a_choice(row)
+    times = [time for times in row.piece_ms for time in times]
+    return [(max(times) - min(times)) / (tokens - 1)] if times and tokens > 1 else []
+
+
+def _tokens_of_a_choice(row: RequestRow) -> float:
+    return (row.completion_tokens or 0) / max(1, len(row.piece_ms))
+
+
+_SAMPLES = {
+    TTFT.field: _ttft,
+    TTFT_FROM_SEND.field: _ttft_from_send,
+    ITL.field: _itl,
+    TPOT.field: _tpot,
+    E2E.field: _e2e,
+    E2E_FROM_SEND.field: _e2e_from_send,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """A value from each time to the next. Times in seconds."""
+
+    at_s: list[float]
+    values: list[float]
+
+
+def in_flight(rows: Iterable[RequestRow], until_ms: float) -> Steps:
+    """Requests sent whose answers have not ended, as the tool saw it."""
+    changes = []
+    for row in rows:
+        if row.sent_ms is not None:
+            changes += [(row.sent_ms, 1), (until_ms if row.ended_ms is None else row.ended_ms, -1)]
+    at_s, values, running = [0.0], [0.0], 0
+    for at_ms, change in sorted(changes):
+        running += change
+        at_s.append(at_ms / 1000)
+        values.append(float(running))
+    return Steps(at_s, values)
+
+
+def tokens_per_s(rows: Iterable[RequestRow], until_ms: float, bin_s: float) -> Steps:
+    """Tokens as they came, in bins; each piece of an answer counts as many as its pieces have on average."""
+    counts = [0.0] * (int(until_ms / 1000 / bin_s) + 1)
+    for row in rows:
+        pieces = sum(len(times) for times in row.piece_ms)
+        weight = (row.completion_tokens or pieces) / pieces if pieces else 0.0
+        for times in row.piece_ms:
+            for time_ms in times:
+                counts[min(int(time_ms / 1000 / bin_s), len(counts) - 1)] += weight
+    return Steps([index * bin_s for index in range(len(counts))], [count / bin_s for count in counts])
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """What a server said of several measures at the same times, in seconds; by name."""
+
+    at_s: list[float]
+    values: dict[str, list[float]]
+
+
+def together(series: Mapping[str, Series]) -> Looks:
+    """At each time that any of them has. Each keeps its value until its next, and is 0 before its first."""
+    times = sorted({at for one in series.values() for at in one.at_ms})
+    values = {name: [_value_at(one, at) for at in times] for name, one in series.items()}
+    return Looks([at / 1000 for at in times], values)
+
+
+def _value_at(series: Series, at_ms: float) -> float:
+    place = bisect_right(series.at_ms, at_ms)
+    return series.values[place - 1] if place else 0.0
+
+
+def growth_per_s(looks: Looks) -> Looks:
+    """Of counters, between one look and the next; the last look has none after it, and is left out."""
+    gaps = [after - before for before, after in pairwise(looks.at_s)]
+    return Looks(
+        looks.at_s[:-1],
+        {
+            name: [(more - less) / gap for (less, more), gap in zip(pairwise(values), gaps, strict=True)]
+            for name, values in looks.values.items()
+        },
+    )
+
+
+def end_ms(rows: Sequence[RequestRow]) -> float:
+    """When the last thing that is known of any of them happened."""
+    return max((last_ms(row) for row in rows), default=0.0)
+
+
+def last_ms(row: RequestRow) -> float:
+    known = (
+        row.intended_ms,
+        row.sent_ms,
+        row.first_ms,
+        row.ended_ms,
+        *(times[-1] for times in row.piece_ms if times),
+    )
+    return max(at for at in known if at is not None)
+
+
+def round_bin_s(span_s: float, most: int) -> float:
+    """The least of 1, 2 and 5 with any number of noughts that makes at most so many bins of a span."""
+    size = 0.1
+    while True:
+        for digit in (1, 2, 5):
+            if span_s / (size * digit) <= most:
+                return size * digit
+        size *= 10

@@ -1,0 +1,239 @@
+"""Figures as they are printed, and what is to be said before anybody reads one. Pure.
+
+The terminal and the page say the same, in these words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from loadtest.results import (
+    CompareReport,
+    Distribution,
+    Interval,
+    Report,
+    RunReport,
+    Summary,
+    SweepReport,
+)
+
+NO_FIGURE = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A latency. ``field`` is its name in Summary, ``short`` the one that ``--slo`` knows."""
+
+    field: str
+    short: str
+    name: str
+    meaning: str
+
+    def of(self, summary: Summary) -> Distribution | None:
+        found: Distribution | None = getattr(summary, self.field)
+        return found
+
+
+TTFT = Measure(
+    "ttft_ms", "ttft", "Time to first token", "from the time a request was intended to its first text"
+)
+ITL = Measure("itl_ms", "itl", "Inter-token latency", "between one piece of text and the next, as they came")
+TPOT = Measure(
+    "tpot_ms",
+    "tpot",
+    "Time per output token",
+    "a request's time after its first text, by its tokens after it",
+)
+E2E = Measure("e2e_ms", "e2e", "End to end", "from the intended time to the end of the answer")
+TTFT_FROM_SEND = Measure(
+    "ttft_from_send_ms",
+    "ttft_from_send",
+    "Time to first token, from send",
+    "leaves out what it waited to be sent",
+)
+E2E_FROM_SEND = Measure(
+    "e2e_from_send_ms", "e2e_from_send", "End to end, from send", "leaves out what it waited to be sent"
+)
+NORMALIZED = Measure(
+    "normalized_ms", "normalized", "Normalized latency", "end to end, by tokens of the answer"
+)
+QUEUE = Measure("queue_ms", "queue", "Queue in the client", "from the intended time to the actual send")
+
+MEASURES = (TTFT, ITL, TPOT, E2E, NORMALIZED, TTFT_FROM_SEND, E2E_FROM_SEND, QUEUE)
+"""In the order in which they are shown: by the intended time first."""
+
+
+def figure(value: float | None) -> str:
+    """Three digits, or all of a whole number: 0.0123, 4.56, 78.9, 12,345. A dash where there is none."""
+    if value is None:
+        return NO_FIGURE
+    if value == 0:
+        return "0"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.{max(0, 2 - math.floor(math.log10(abs(rounded))))}f}"
+
+
+def number(value: float) -> str:
+    """A rate, a limit or a count as its user would write it: 4, 0.5, 1,200."""
+    return f"{value:,.0f}" if value == round(value) or abs(value) >= 1000 else f"{value:.4g}"
+
+
+def percent(share: float | None) -> str:
+    return NO_FIGURE if share is None else f"{share * 100:.1f} %"
+
+
+def between(interval: Interval | None) -> str:
+    return "" if interval is None else f"{figure(interval.low)}–{figure(interval.high)}"
+
+
+def joined(items: Sequence[str]) -> str:
+    """One, one and another, or one, another and a third."""
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
+
+
+def slo_words(slo: Mapping[str, float]) -> str:
+    """All limits in one line; empty without any."""
+    return ", ".join(f"{name.removesuffix('_ms')} ≤ {number(limit)} ms" for name, limit in slo.items())
+
+
+def slo_limit(slo: Mapping[str, float], measure: Measure) -> float | None:
+    return slo.get(measure.short, slo.get(measure.field))
+
+
+def has_turns(run: RunReport) -> bool:
+    """Whether conversations were asked for rather than single requests."""
+    return any(row.turn for repeat in run.repeats for row in repeat.requests)
+
+
+_ONE = {"users": "user", "requests/s": "request/s", "conversations/s": "conversation/s"}
+
+
+def value_unit(sweep: SweepReport) -> str:
+    """Of its points' values."""
+    if sweep.over == "concurrency":
+        return "users"
+    return "conversations/s" if any(has_turns(point.run) for point in sweep.points) else "requests/s"
+
+
+def value_words(sweep: SweepReport, value: float) -> str:
+    unit = value_unit(sweep)
+    return f"{number(value)} {_ONE[unit] if value == 1 else unit}"
+
+
+def limit_words(sweep: SweepReport) -> str:
+    """What is known of the highest load that meets the SLO."""
+    high, beyond = sweep.highest_within_slo, sweep.lowest_beyond_slo
+    if not any(point.run.slo for point in sweep.points):
+        return "No SLO was given, so there is no highest load within one."
+    if high is None:
+        lowest = "" if beyond is None else f": not even {value_words(sweep, beyond)} did"
+        return f"Nothing that was tried met the SLO{lowest}."
+    if beyond is None:
+        return f"All that was tried met the SLO, up to {value_words(sweep, high)}; the limit lies above that."
+    return (
+        f"{value_words(sweep, high)} met the SLO and {value_words(sweep, beyond)} did not: the limit lies"
+        " between the two."
+    )
+
+
+def faults_of(report: Report) -> list[str]:
+    """Why its figures are not to be believed; empty when they may be."""
+    match report:
+        case RunReport():
+            return _faults_of_run(report)
+        case SweepReport():
+            return _gathered(
+                (value_words(report, point.value), _faults_of_run(point.run)) for point in report.points
+            )
+        case CompareReport():
+            return _gathered((("A", _faults_of_run(report.a)), ("B", _faults_of_run(report.b))))
+
+
+def notes_of(report: Report) -> list[str]:
+    """What a reader must know before he believes a figure."""
+    match report:
+        case RunReport():
+            found = [*_losses(report), *_remarks(report)]
+        case SweepReport():
+            remarks = _gathered(
+                (value_words(report, point.value), _remarks(point.run)) for point in report.points
+            )
+            found = [*report.notes, *_losses_of_points(report), *remarks]
+        case CompareReport():
+            sides = (("A", report.a), ("B", report.b))
+            found = [
+                *report.notes,
+                *_gathered((name, [*_losses(run), *_remarks(run)]) for name, run in sides),
+            ]
+    return list(dict.fromkeys(found))
+
+
+def _faults_of_run(run: RunReport) -> list[str]:
+    faults = list(run.schedule.faults)
+    if not run.schedule.on_schedule and not faults:
+        faults.append("The tool did not keep to its schedule.")
+    if not run.usage.within:
+        faults.append(f"The server counted other tokens than were planned. {run.usage.note}".strip())
+    if not run.summary.completed:
+        faults.append("No request completed, so there are no latencies.")
+    return faults
+
+
+_NO_LATENCY = (
+    "They have no latency, and a server that refuses what is hard looks fast: read the percentiles with that"
+    " in mind."
+)
+
+
+def asked(summary: Summary) -> int:
+    """Requests that were to be sent."""
+    return summary.completed + summary.failed + summary.left + summary.unfinished
+
+
+def _losses(run: RunReport) -> list[str]:
+    summary, notes = run.summary, []
+    total = asked(summary)
+    if summary.failed:
+        share = percent(summary.failed / total)
+        notes.append(f"{summary.failed:,} of {total:,} requests failed ({share}). {_NO_LATENCY}")
+    if summary.unfinished:
+        notes.append(
+            f"{summary.unfinished:,} of {total:,} requests were unfinished at the end and have no latency."
+        )
+    return notes
+
+
+def _losses_of_points(sweep: SweepReport) -> list[str]:
+    lossy = [point for point in sweep.points if point.run.summary.failed]
+    if not lossy:
+        return []
+    where = joined([number(point.value) for point in lossy])
+    most = max(point.run.summary.failed / asked(point.run.summary) for point in lossy)
+    return [f"At {where} {value_unit(sweep)} requests failed, up to {percent(most)} of them. {_NO_LATENCY}"]
+
+
+def _remarks(run: RunReport) -> list[str]:
+    notes = ["It was interrupted: the figures are of what was done until then."] if run.interrupted else []
+    if run.summary.completed and not run.summary.exact_token_times:
+        notes.append(
+            "How many tokens came with each piece of text is not known: inter-token latency is that between"
+            " pieces."
+        )
+    return [*notes, *run.notes]
+
+
+def _gathered(labelled: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
+    """Each sentence once: what holds for all as it is, the rest behind whom it holds for."""
+    everyone = list(labelled)
+    whose: dict[str, list[str]] = {}
+    for label, sentences in everyone:
+        for sentence in dict.fromkeys(sentences):
+            whose.setdefault(sentence, []).append(label)
+    return [
+        sentence if len(labels) == len(everyone) else f"{joined(labels)}: {sentence}"
+        for sentence, labels in whose.items()
+    ]

@@ -1,0 +1,120 @@
+"""Figures as printed, and what is said before them."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from loadtest.report.words import faults_of, figure, limit_words, notes_of, number
+from loadtest.results import SweepReport
+from tests.support.load_reports import Setting, compare_report, run_report, sweep_report
+
+
+@pytest.mark.parametrize(
+    ("value", "printed"),
+    [
+        (None, "–"), (0, "0"), (0.01234, "0.0123"), (1, "1.00"), (9.996, "10.0"), (78.94, "78.9"),
+        (99.96, "100"), (412.4, "412"), (12345.6, "12,346"), (-3.21, "-3.21"),
+    ],
+)  # fmt: skip
+def test_figures_have_three_digits_or_all_before_the_point(value: float | None, printed: str) -> None:
+    assert figure(value) == printed
+
+
+@pytest.mark.parametrize(
+    ("value", "printed"), [(4.0, "4"), (0.5, "0.5"), (5.656854, "5.657"), (1200.0, "1,200")]
+)
+def test_numbers_are_as_their_user_would_write_them(value: float, printed: str) -> None:
+    assert number(value) == printed
+
+
+def test_a_run_that_went_well_has_no_faults() -> None:
+    assert faults_of(run_report()) == []
+
+
+def test_a_run_off_schedule_says_why() -> None:
+    report = run_report(lag_ms=8.0)
+    assert faults_of(report) == report.schedule.faults != []
+
+
+def test_being_off_schedule_is_a_fault_even_if_nobody_says_why() -> None:
+    report = run_report()
+    schedule = structs.replace(report.schedule, on_schedule=False)
+    assert faults_of(structs.replace(report, schedule=schedule)) == ["The tool did not keep to its schedule."]
+
+
+def test_other_usage_than_planned_is_a_fault() -> None:
+    report = run_report()
+    usage = structs.replace(report.usage, within=False, note="Prompts are off by 7.00%.")
+    (fault,) = faults_of(structs.replace(report, usage=usage))
+    assert fault == "The server counted other tokens than were planned. Prompts are off by 7.00%."
+
+
+def test_a_run_of_nothing_but_failures_is_at_fault_and_says_how_many() -> None:
+    report = run_report(failing=1.0, num_requests=20)
+    assert faults_of(report) == ["No request completed, so there are no latencies."]
+    assert notes_of(report)[0].startswith("20 of 20 requests failed (100.0 %).")
+
+
+def test_losses_come_before_the_runs_own_notes() -> None:
+    report = run_report(failing=0.2)
+    first, *others = notes_of(report)
+    assert first.startswith(f"{report.summary.failed} of 120 requests failed")
+    assert others == report.notes
+
+
+def test_an_interrupted_run_says_so() -> None:
+    assert any("interrupted" in note for note in notes_of(run_report(interrupted=True)))
+
+
+def test_pieces_that_are_no_tokens_are_told() -> None:
+    report = run_report()
+    summary = structs.replace(report.summary, exact_token_times=False)
+    assert any("between pieces" in note for note in notes_of(structs.replace(report, summary=summary)))
+
+
+def test_a_sweep_tells_whose_fault_it_is_and_what_all_share_once() -> None:
+    sweep = sweep_report(rates=(1, 2, 4))
+    late = run_report(rate=2.0, lag_ms=8.0)
+    points = [sweep.points[0], structs.replace(sweep.points[1], run=late), sweep.points[2]]
+    sweep = structs.replace(sweep, points=points)
+    assert faults_of(sweep) == [f"2 requests/s: {fault}" for fault in late.schedule.faults]
+    assert notes_of(sweep).count(late.notes[0]) == 1
+
+
+def test_a_sweep_gathers_the_failures_of_its_points() -> None:
+    assert notes_of(sweep_report(Setting(num_requests=40, failing=0.3), rates=(1, 2)))[0].startswith(
+        "At 1 and 2 requests/s"
+    )
+
+
+def test_a_comparison_says_which_side_is_at_fault() -> None:
+    report = compare_report()
+    report = structs.replace(report, b=run_report(lag_ms=8.0))
+    assert all(fault.startswith("B: ") for fault in faults_of(report)) and faults_of(report)
+
+
+@pytest.mark.parametrize(
+    ("within", "beyond", "said"),
+    [
+        (4.0, 4.4, "4 requests/s met the SLO and 4.4 requests/s did not: the limit lies between the two."),
+        (4.0, None, "All that was tried met the SLO, up to 4 requests/s; the limit lies above that."),
+        (None, 0.5, "Nothing that was tried met the SLO: not even 0.5 requests/s did."),
+        (None, None, "Nothing that was tried met the SLO."),
+    ],
+)
+def test_the_limit_is_never_said_to_be_known_better_than_it_is(
+    within: float | None, beyond: float | None, said: str, small_sweep: SweepReport
+) -> None:
+    assert (
+        limit_words(structs.replace(small_sweep, highest_within_slo=within, lowest_beyond_slo=beyond)) == said
+    )
+
+
+def test_without_an_slo_there_is_no_limit() -> None:
+    assert "No SLO was given" in limit_words(sweep_report(Setting(num_requests=40, slo=False), rates=(1,)))
+
+
+@pytest.fixture(scope="module")
+def small_sweep() -> SweepReport:
+    return sweep_report(Setting(num_requests=40), rates=(1, 2))
