@@ -23,7 +23,7 @@ help:
 	@echo "make bench-tiers                               measure the KV tiers (about 10 minutes, idle machine)"
 	@echo "make bench-isolation                           measure what one client does to others (2 minutes, idle machine)"
 	@echo "make bench-sessions                            measure sessions that come back (30 minutes, idle machine)"
-	@echo "make screenshots                               take the pictures of the chat page anew (needs Chromium)"
+	@echo "make screenshots                               take the pictures of the chat page and of load tests anew (needs Chromium)"
 	@echo "make format                                    format the code"
 
 install: $(RUNTIME)
@@ -70,7 +70,8 @@ test-slow: lint
 	export TIDEGATE_SLOW=1; $(call run-tests)
 
 screenshots: $(TEST)
-	TIDEGATE_SCREENSHOTS=$(CURDIR)/docs/images $(BIN)/python -m pytest tests/web/test_chat_page_real_model.py
+	TIDEGATE_SCREENSHOTS=$(CURDIR)/docs/images $(BIN)/python -m pytest tests/web/test_chat_page_real_model.py tests/web/test_load_report.py
+	$(BIN)/python -m tests.support.load_pictures docs/images
 
 bench-isolation: $(TEST)
 	$(BIN)/python -m benchmarks.isolation --json docs/benchmarks/isolation.json

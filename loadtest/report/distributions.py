@@ -6,6 +6,7 @@ the single requests.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -106,7 +107,7 @@ def _draw_measure(axes: Axes, run: RunReport, measure: Measure) -> None:
     limit = slo_limit(run.slo, measure)
     latency_axis(axes, [*_ends(seen), *([] if limit is None else [limit])], "x")
     share_axis(axes)
-    _draw_limit(axes, limit, pooled)
+    _draw_limit(axes, limit, () if measure is ITL else pooled)  # gaps are no requests
     _draw_marks(axes, distribution)
     legend_above(axes)
     return None
@@ -118,7 +119,7 @@ def _draw_from_send(axes: Axes, run: RunReport, measure: Measure) -> Sequence[fl
     if from_send is None:
         return ()
     found = samples(all_rows(run), from_send)
-    _draw_curve(axes, found, _Line(colour("ink"), 1.3, "--", label="as sent", layer=4))
+    _draw_curve(axes, found, _Line(colour("ink"), 1.3, "--", label="as sent", layer=2))
     return found
 
 
@@ -198,7 +199,7 @@ def _place(axes: Axes, value: float) -> float:
 def _draw_limit(axes: Axes, limit: float | None, ascending: Sequence[float]) -> None:
     if limit is None:
         return
-    within = sum(value <= limit for value in ascending) / len(ascending) if ascending else None
+    within = bisect_right(ascending, limit) / len(ascending) if ascending else None
     axes.axvline(limit, color=colour("danger"), linewidth=1.2, linestyle=(0, (4, 3)), zorder=2)
     is_right = _place(axes, limit) > 0.6
     axes.annotate(

@@ -13,6 +13,8 @@ from itertools import pairwise
 from loadtest.report.words import E2E, E2E_FROM_SEND, ITL, TPOT, TTFT, TTFT_FROM_SEND, Measure
 from loadtest.results import RequestRow, RunReport, Series
 
+_MOST_STEPS = 600  # over time
+
 
 def samples(rows: Iterable[RequestRow], measure: Measure) -> list[float]:
     """In ms and ascending, of the completed requests."""
@@ -83,7 +85,17 @@ def in_flight(rows: Iterable[RequestRow], until_ms: float) -> Steps:
         running += change
         at_s.append(at_ms / 1000)
         values.append(float(running))
-    return Steps(at_s, values)
+    return _peaks(Steps(at_s, values))
+
+
+def _peaks(steps: Steps) -> Steps:
+    """Of so many steps that nobody could see them: the highest of those that follow each other."""
+    together = -(-len(steps.values) // _MOST_STEPS)
+    starts = range(0, len(steps.values), together)
+    return Steps(
+        [steps.at_s[start] for start in starts],
+        [max(steps.values[start : start + together]) for start in starts],
+    )
 
 
 def tokens_per_s(rows: Iterable[RequestRow], until_ms: float, bin_s: float) -> Steps:
@@ -107,8 +119,11 @@ class Looks:
 
 
 def together(series: Mapping[str, Series]) -> Looks:
-    """At each time that any of them has. Each keeps its value until its next, and is 0 before its first."""
+    """At each time that any of them has; where those are very many, at some. Each keeps its value until its
+    next, and is 0 before its first.
+    """
     times = sorted({at for one in series.values() for at in one.at_ms})
+    times = times[:: -(-len(times) // _MOST_STEPS) or 1]
     values = {name: [_value_at(one, at) for at in times] for name, one in series.items()}
     return Looks([at / 1000 for at in times], values)
 

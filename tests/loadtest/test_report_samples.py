@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from loadtest.report.samples import (
@@ -58,6 +60,24 @@ def test_requests_in_flight_are_those_sent_and_not_ended() -> None:
         (2.0, 1.0),
         (3.0, 0.0),
     ]
+
+
+def test_of_very_many_requests_in_flight_the_peaks_remain() -> None:
+    rows = [RequestRow(i, 0, 8, 8, 10.0 * i, 10.0 * i, None, 10.0 * i + 5, "completed") for i in range(5000)]
+    rows += [RequestRow(9000 + i, 0, 8, 8, 777.0, 777.0, None, 778.0, "completed") for i in range(7)]
+    steps = in_flight(rows, until_ms=50_000.0)
+    assert len(steps.at_s) < 1000
+    assert max(steps.values) == 7
+
+
+def test_of_very_many_looks_growth_stays_the_same_in_all() -> None:
+    at_ms = [500.0 * i for i in range(5000)]
+    looks = together({"bytes": series("bytes", at_ms, [float(i * i) for i in range(5000)])})
+    rates = growth_per_s(looks)
+    seconds = [after - before for before, after in pairwise(looks.at_s)]
+    grown = sum(rate * gap for rate, gap in zip(rates.values["bytes"], seconds, strict=True))
+    assert len(looks.at_s) < 1000
+    assert grown == pytest.approx(looks.values["bytes"][-1])
 
 
 def test_every_token_is_in_a_bin_also_when_pieces_have_several() -> None:

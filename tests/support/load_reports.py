@@ -83,7 +83,7 @@ def run_report(setting: Setting | None = None, **changes: object) -> RunReport:
 
 
 def sweep_report(
-    setting: Setting | None = None, rates: Sequence[float] = (1, 2, 4, 5.66, 6.73, 8, 16)
+    setting: Setting | None = None, rates: Sequence[float] = (1, 2, 4, 5.66, 6.73, 8, 16), knee: float = 6.73
 ) -> SweepReport:
     setting = setting or Setting(num_requests=150)
     runs = [run_report(replace(setting, rate=rate)) for rate in rates]
@@ -99,8 +99,8 @@ def sweep_report(
         format=FORMAT,
         over="rate",
         points=points,
-        knee=6.73 if 6.73 in rates else None,
-        knee_note="The knee is at 6.73 requests/s: from there on more load brings little more throughput.",
+        knee=knee if knee in rates else None,
+        knee_note=f"The knee is at {knee:g} requests/s: more load brings little more throughput.",
         highest_within_slo=max(met, default=None),
         lowest_beyond_slo=min(missed, default=None),
         attainment=0.9,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from loadtest.report.page import html_page
 from tests.support.load_reports import Setting, run_report
 
 CONTRAST = (Path(__file__).parent / "contrast.js").read_text()
-DESK = {"width": 1280, "height": 900}
+SCREENSHOTS = os.environ.get("TIDEGATE_SCREENSHOTS")
+DESK = {"width": 1280, "height": 1180}
 PHONE = {"width": 390, "height": 844}
 LEAST_TEXT_PX = 9.5
 SIZES_IN_DRAWINGS = """() => [...document.querySelectorAll("figure svg text")].filter(
@@ -39,6 +41,8 @@ def test_the_page_can_be_read(
         page.on("request", lambda request: troubles.append(request.url))
         page.on("console", lambda message: troubles.append(message.text))
         page.set_content(page_text)
+        if SCREENSHOTS:
+            page.screenshot(path=f"{SCREENSHOTS}/load-page-{scheme}.png")
         assert troubles == []
         assert page.evaluate(CONTRAST) == []
         assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
