@@ -142,7 +142,7 @@ def _draw_bytes(axes: Axes, repeat: Repeat, until_ms: float) -> None:
             linewidth=0,
         )
     axes.axhline(0, color=colour("ink-2"), linewidth=1)
-    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(abs(value))))
     legend_above(axes)
 
@@ -282,6 +282,6 @@ def _draw_ends(axes: Axes, lines: Sequence[_Line], mark: _Mark) -> None:
         return
     axes.plot(
         [line.across_s(last_ms(line.row)) for line in lines], [line.place for line in lines], mark.shape,
-        color=colour(mark.colour), markersize=6, markeredgewidth=1.8, label=mark.name, clip_on=False,
+        color=colour(mark.colour), markersize=8, markeredgewidth=1.8, label=mark.name, clip_on=False,
         zorder=5,
     )  # fmt: skip

@@ -90,6 +90,11 @@ def between(interval: Interval | None) -> str:
     return "" if interval is None else f"{figure(interval.low)}–{figure(interval.high)}"
 
 
+def moment(iso: str) -> str:
+    """Of a time in ISO 8601, UTC: to the second, for people."""
+    return f"{iso[:19].replace('T', ' ')} UTC"
+
+
 def joined(items: Sequence[str]) -> str:
     """One, one and another, or one, another and a third."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
