@@ -13,7 +13,7 @@ from msgspec import structs
 from loadtest.report.over_time import some_of
 from loadtest.report.plots import parts_of, write_pngs
 from loadtest.report.style import NARROW, PALETTE, WIDE, Sheet, ramp
-from loadtest.results import Distribution, Report, RequestRow
+from loadtest.results import Distribution, Report, RequestRow, Series
 from tests.support.load_reports import Setting, compare_report, run_report, sweep_report
 
 SMALL = Setting(num_requests=30)
@@ -78,6 +78,48 @@ def test_the_waterfall_marks_every_failure() -> None:
     for axes in drawn(report, "waterfall").axes:
         (failed,) = [line for line in axes.lines if line.get_label() == "failed"]
         assert len(failed.get_xdata()) == report.summary.failed > 3
+
+
+def titles(figure: Figure) -> list[str]:
+    return [axes.get_title(loc="left").replace("\n", " ") for axes in figure.axes]
+
+
+def test_the_timeline_shows_what_the_server_tells_and_nothing_else() -> None:
+    with_tiers, without = run_report(SMALL), run_report(SMALL, has_metrics=False)
+    assert [title.split()[0] for title in titles(drawn(with_tiers, "timeline"))] == [
+        "Requests",
+        "Output",
+        "KV",
+        "KV",
+    ]
+    assert [title.split()[0] for title in titles(drawn(without, "timeline"))] == ["Requests", "Output"]
+    one_cache = [Series("kv_share", "vllm:kv_cache_usage_perc", "share", False, [0.0, 500.0], [0.1, 0.6])]
+    (repeat,) = without.repeats
+    other = structs.replace(without, repeats=[structs.replace(repeat, server=one_cache)])
+    kv = drawn(other, "timeline").axes[-1]
+    assert [list(line.get_ydata()) for line in kv.lines] == [[0.1, 0.6]]
+
+
+def test_a_point_that_is_not_to_be_trusted_is_hollow() -> None:
+    sweep = sweep_report(SMALL, rates=(1, 2))
+    late = structs.replace(sweep.points[1], run=run_report(SMALL, rate=2.0, lag_ms=8.0))
+    throughput = drawn(structs.replace(sweep, points=[sweep.points[0], late]), "load").axes[0]
+    dots = [line for line in throughput.lines if line.get_marker() == "o"]
+    assert [dot.get_markerfacecolor() == PALETTE["surface"][0] for dot in dots] == [False, True]
+
+
+def test_knee_and_limit_stand_where_they_were_found() -> None:
+    sweep = sweep_report(SMALL, rates=(1, 2, 4), knee=2)
+    sweep = structs.replace(sweep, highest_within_slo=2.0, lowest_beyond_slo=4.0)
+    throughput, attainment = drawn(sweep, "load").axes
+    assert [line.get_xdata() for line in throughput.lines if line.get_linestyle() == "--"] == [[2, 2]]
+    (band,) = attainment.patches
+    assert (band.get_x(), band.get_x() + band.get_width()) == (2.0, 4.0)  # type: ignore[attr-defined]
+    assert "limit: 2 to 4" in texts(attainment.figure)  # type: ignore[arg-type]
+
+
+def test_a_sweep_in_which_nothing_completed_is_drawn() -> None:
+    drawn(sweep_report(Setting(num_requests=20, failing=1.0), rates=(1, 2)), "latency-throughput")
 
 
 def test_of_many_requests_failures_are_left_out_last() -> None:

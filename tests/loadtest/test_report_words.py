@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from loadtest.report.words import faults_of, figure, limit_words, notes_of, number
+from loadtest.report.words import faults_of, figure, limit_words, notes_of, number, value_words
 from loadtest.results import SweepReport
 from tests.support.load_reports import Setting, compare_report, run_report, sweep_report
 
@@ -109,6 +109,17 @@ def test_the_limit_is_never_said_to_be_known_better_than_it_is(
     assert (
         limit_words(structs.replace(small_sweep, highest_within_slo=within, lowest_beyond_slo=beyond)) == said
     )
+
+
+def test_loads_are_counted_in_what_they_are(small_sweep: SweepReport) -> None:
+    assert value_words(small_sweep, 1) == "1 request/s"
+    users = structs.replace(small_sweep, over="concurrency")
+    assert [value_words(users, value) for value in (1, 8)] == ["1 user", "8 users"]
+    point = small_sweep.points[0]
+    (repeat,) = point.run.repeats
+    later = structs.replace(repeat, requests=[structs.replace(row, turn=1) for row in repeat.requests])
+    talks = structs.replace(point, run=structs.replace(point.run, repeats=[later]))
+    assert value_words(structs.replace(small_sweep, points=[talks]), 2) == "2 conversations/s"
 
 
 def test_without_an_slo_there_is_no_limit() -> None:
