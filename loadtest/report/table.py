@@ -16,6 +16,7 @@ from loadtest.report.words import (
     TPOT,
     TTFT,
     Measure,
+    alarm_of,
     between,
     faults_of,
     figure,
@@ -27,8 +28,6 @@ from loadtest.report.words import (
     value_unit,
 )
 from loadtest.results import CompareReport, Distribution, Report, RunReport, Summary, SweepPoint, SweepReport
-
-_NOT_TO_BE_TRUSTED = "NOT TO BE TRUSTED"
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -58,7 +57,7 @@ def _print_warnings(report: Report, console: Console) -> None:
     faults, notes = faults_of(report), notes_of(report)
     if faults:
         console.print()
-        console.print(Text(f" {_NOT_TO_BE_TRUSTED} ", style="bold white on red"))
+        console.print(Text(f" {alarm_of(report).upper()} ", style="bold white on red"))
         _print_list(faults, "red", console)
     if notes:
         console.print()
@@ -213,7 +212,7 @@ def _point_row(sweep: SweepReport, point: SweepPoint) -> list[str]:
 def point_remarks(sweep: SweepReport, point: SweepPoint) -> list[str]:
     """What a point is, in a word or two each."""
     remarks = {
-        "limit": point.value == sweep.highest_within_slo,
+        "limit": sweep.lowest_beyond_slo is not None and point.value == sweep.highest_within_slo,
         "knee": point.value == sweep.knee,
         "untrusted": bool(faults_of(point.run)),
     }

@@ -158,6 +158,14 @@ def faults_of(report: Report) -> list[str]:
             return _gathered((("A", _faults_of_run(report.a)), ("B", _faults_of_run(report.b))))
 
 
+def alarm_of(report: Report) -> str:
+    """What stands over its faults."""
+    is_partly = isinstance(report, SweepReport) and not all(
+        _faults_of_run(point.run) for point in report.points
+    )
+    return f"{'Some of these' if is_partly else 'These'} figures are not to be trusted"
+
+
 def notes_of(report: Report) -> list[str]:
     """What a reader must know before he believes a figure."""
     match report:

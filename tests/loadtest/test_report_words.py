@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from loadtest.report.words import faults_of, figure, limit_words, notes_of, number, value_words
+from loadtest.report.words import alarm_of, faults_of, figure, limit_words, notes_of, number, value_words
 from loadtest.results import SweepReport
 from tests.support.load_reports import Setting, compare_report, run_report, sweep_report
 
@@ -79,6 +79,8 @@ def test_a_sweep_tells_whose_fault_it_is_and_what_all_share_once() -> None:
     points = [sweep.points[0], structs.replace(sweep.points[1], run=late), sweep.points[2]]
     sweep = structs.replace(sweep, points=points)
     assert faults_of(sweep) == [f"2 requests/s: {fault}" for fault in late.schedule.faults]
+    assert alarm_of(sweep) == "Some of these figures are not to be trusted"
+    assert alarm_of(late) == "These figures are not to be trusted"
     assert notes_of(sweep).count(late.notes[0]) == 1
 
 
