@@ -23,6 +23,7 @@ from loadtest.report.style import (
     legend_above,
     nothing_to_see,
     on_surface,
+    place_across,
     ramp,
     share_axis,
 )
@@ -176,7 +177,7 @@ def _draw_marks(axes: Axes, distribution: Distribution) -> None:
                 [interval.low, interval.high], [share, share], color=tint, linewidth=5, alpha=0.35, zorder=4
             )
         axes.plot([value], [share], "o", color=tint, markersize=5, zorder=5)
-        is_right = _place(axes, value) > 0.62
+        is_right = place_across(axes, value) > 0.62
         axes.annotate(
             f"{name}  {figure(value)}",
             (value, share),
@@ -190,18 +191,12 @@ def _draw_marks(axes: Axes, distribution: Distribution) -> None:
         )
 
 
-def _place(axes: Axes, value: float) -> float:
-    """Where between the ends of the x axis a value stands."""
-    (across, _) = axes.transAxes.inverted().transform(axes.transData.transform((value, 0.5)))
-    return float(across)
-
-
 def _draw_limit(axes: Axes, limit: float | None, ascending: Sequence[float]) -> None:
     if limit is None:
         return
     within = bisect_right(ascending, limit) / len(ascending) if ascending else None
     axes.axvline(limit, color=colour("danger"), linewidth=1.2, linestyle=(0, (4, 3)), zorder=2)
-    is_right = _place(axes, limit) > 0.6
+    is_right = place_across(axes, limit) > 0.6
     axes.annotate(
         f"SLO {number(limit)}" + ("" if within is None else f", {percent(within)} within"),
         (limit, 0.03),

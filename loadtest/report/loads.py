@@ -18,6 +18,8 @@ from loadtest.report.style import (
     head,
     latency_axis,
     nothing_to_see,
+    on_surface,
+    place_across,
     share_axis,
     value_axis,
 )
@@ -58,8 +60,8 @@ def draw_loads(sweep: SweepReport, sheet: Sheet) -> Figure:
     draws.append(_draw_attainment if has_slo else _draw_completed)
     drawn, panels = sheet.figure(len(draws), _PANEL_HEIGHT)
     for axes, draw in zip(panels, draws, strict=True):
-        draw(axes, sweep)
         value_axis(axes, [point.value for point in sweep.points], f"load, {value_unit(sweep)}")
+        draw(axes, sweep)
     return drawn
 
 
@@ -159,10 +161,12 @@ def _draw_throughput(axes: Axes, sweep: SweepReport) -> None:
     from_zero(axes)
     axes.set_ylim(0, max(*up, 1e-9) * 1.15)
     if sweep.knee is not None:
+        is_right = place_across(axes, sweep.knee) > 0.5
         axes.axvline(sweep.knee, color=colour("plum"), linewidth=1.4, linestyle=_DASH, zorder=2)
         axes.annotate(
-            f"knee: {value_words(sweep, sweep.knee)}", (sweep.knee, 0), xytext=(6, 8),
-            textcoords="offset points", color=colour("plum"), fontsize=11.5,
+            f"knee: {value_words(sweep, sweep.knee)}", (sweep.knee, 0), xytext=(-6 if is_right else 6, 8),
+            textcoords="offset points", ha="right" if is_right else "left", color=colour("plum"),
+            fontsize=11.5, bbox=on_surface(),
         )  # fmt: skip
 
 

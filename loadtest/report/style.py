@@ -221,6 +221,12 @@ def _panel_width(axes: Axes) -> float:
     return float(axes.figure.get_figwidth()) * 72 / place.get_gridspec().ncols - _TICKS_WIDTH
 
 
+def place_across(axes: Axes, value: float) -> float:
+    """Where between the ends of the x axis a value stands."""
+    across, _ = axes.transAxes.inverted().transform(axes.transData.transform((value, 0.5)))
+    return float(across)
+
+
 def on_surface() -> dict[str, object]:
     """A ground for text that stands over curves."""
     return {"facecolor": colour("surface"), "edgecolor": "none", "alpha": 0.8, "pad": 1.0}
