@@ -8,6 +8,10 @@ from typing import Protocol
 
 
 class Clock(Protocol):
+    def start(self) -> None:
+        """A run begins now, when all is prepared: time counts from here, from 0."""
+        ...
+
     def now(self) -> float:
         """Seconds from the start of the run."""
         ...
@@ -18,9 +22,16 @@ class Clock(Protocol):
 
 
 class MonotonicClock:
-    """Starts when it is made. Finer than the event loop's own clock, which uvloop rounds to a millisecond."""
+    """Finer than the event loop's own clock, which uvloop rounds to a millisecond.
+
+    Made, it has started: there is always a now.
+    """
 
     def __init__(self) -> None:
+        self._started_at = 0.0
+        self.start()
+
+    def start(self) -> None:
         self._started_at = time.perf_counter()
 
     def now(self) -> float:

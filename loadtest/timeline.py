@@ -43,7 +43,7 @@ class Timeline:
     capped_s: float = 0.0  # of the time between the two: waiting because max_concurrency was reached
     piece_times: list[list[float]] = field(default_factory=list)  # for each choice, of each piece with text
     piece_tokens: list[list[int]] | None = None  # beside piece_times, where the server tells; else None
-    ended_at: float | None = None
+    ended_at: float | None = None  # of one that is UNFINISHED, when the run was over; None: never sent
     outcome: Outcome = Outcome.UNFINISHED
     reason: str = ""  # of a failure: a short, stable name such as "http 429 rate_limit_exceeded"
     usage: Usage | None = None
