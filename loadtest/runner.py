@@ -50,6 +50,7 @@ class Runner:
             async with _going_on(lag.watch, self._count_pieces, *beside):
                 interrupted = await self._until_stopped(sender.send_all())
                 share = processor.share()
+        self._progress.count_pieces()
         return Measured(sender.finish(), lag.samples_s, sender.peak_concurrency, interrupted, share)
 
     async def _count_pieces(self) -> None:

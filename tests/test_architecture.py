@@ -73,6 +73,8 @@ DECIDERS = (
     "loadtest.arrivals", "loadtest.drafts", "loadtest.habits", "loadtest.prompts", "loadtest.spreads",
     "loadtest.traces", "loadtest.workload",
     "loadtest.report.words", "loadtest.report.samples",
+    "loadtest.latency", "loadtest.measured", "loadtest.schedule", "loadtest.server_measures", "loadtest.slo",
+    "loadtest.stats", "loadtest.summary",
 )  # fmt: skip
 DOING = {"torch", "socket", "threading", "time", "asyncio", "selectors", "concurrent", "datetime"}
 

@@ -7,6 +7,7 @@ such a loop: no sockets, no threads.
 from __future__ import annotations
 
 import asyncio
+import math
 import selectors
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -41,7 +42,7 @@ class _JumpingSelector(selectors.SelectSelector):
 
 
 class VirtualClock:
-    """Of the VirtualLoop that runs."""
+    """Of the VirtualLoop that runs. Exact to the last bit if it is started at 0."""
 
     def __init__(self) -> None:
         self._started_at = 0.0
@@ -59,6 +60,8 @@ class VirtualClock:
             await woken
         finally:
             timer.cancel()
+        while self.now() < at_s:  # by a rounding, where the start was not at 0
+            _loop().now = math.nextafter(_loop().now, math.inf)
 
     def spend(self, seconds: float) -> None:
         """Nothing else can run meanwhile: this is work that keeps the processor."""

@@ -1,0 +1,174 @@
+"""Whether the tool says of itself that it did not do as it was asked, and whose doing that was."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from loadtest.measured import Measured
+from loadtest.plan import Load, Plan
+from loadtest.results import Schedule, Summary
+from loadtest.schedule import schedule, schedule_of_repeats
+from loadtest.summary import summarize
+from loadtest.timeline import Timeline
+from tests.support.scripted_driver import steady
+from tests.support.virtual_runs import VirtualRun, closed_plan, open_plan, requests, run_plan
+
+
+def judged(run: VirtualRun) -> Schedule:
+    return schedule(run.plan, run.measured)
+
+
+def tenths(count: int) -> list[float]:
+    return [number / 10 for number in range(1, count + 1)]
+
+
+@pytest.mark.case("G1")
+def test_a_cap_hides_no_wait() -> None:
+    """A server of 500 ms, 10 requests a second, 8 of them, one at a time."""
+    run = run_plan(open_plan(requests(tenths(8)), rate=10.0, max_concurrency=1), steady(0.5))
+    found, verdict = summarize([run.measured], None), judged(run)
+    waits = [500.0 + 400.0 * number for number in range(8)]  # ms from schedule, up to 3,300
+    assert found.ttft_ms is not None and found.ttft_from_send_ms is not None
+    assert found.ttft_ms.max == pytest.approx(waits[-1])
+    assert found.ttft_ms.p99 == pytest.approx(waits[-2] + 0.93 * 400.0)
+    assert found.ttft_from_send_ms.p99 == found.ttft_from_send_ms.p50 == pytest.approx(500.0)
+    assert found.queue_ms is not None and found.queue_ms.max == pytest.approx(2800.0)
+    fields = list(Summary.__struct_fields__)
+    assert fields.index("ttft_ms") < fields.index("ttft_from_send_ms")
+    assert fields.index("e2e_ms") < fields.index("e2e_from_send_ms")
+    assert (verdict.asked_rate, verdict.capped, verdict.peak_concurrency) == (10.0, 7, 1)
+    assert verdict.achieved_rate == pytest.approx(8 / 3.6)
+    assert not verdict.on_schedule
+    assert verdict.lag_ms is not None and verdict.lag_ms.max == pytest.approx(0.0, abs=1e-9)
+    (fault,) = verdict.faults
+    assert fault.startswith("2.222 a second were sent where 10 were planned: the server did not keep up")
+    assert "7 requests had to wait because no more than 1 may run" in fault
+
+
+def test_a_server_with_a_backlog_of_its_own_is_no_fault_of_the_schedule() -> None:
+    run = run_plan(open_plan(requests(tenths(50)), rate=10.0), steady(0.5), places=1)
+    assert judged(run).on_schedule
+    assert judged(run).achieved_rate == pytest.approx(10.0)
+    found = summarize([run.measured], None)
+    assert found.ttft_from_send_ms is not None and found.ttft_from_send_ms.max == pytest.approx(20_100.0)
+
+
+def test_a_cap_that_costs_nothing_in_the_end_is_counted_and_no_fault() -> None:
+    times = [*tenths(3), 0.31, *(1.0 + at for at in tenths(50))]
+    run = run_plan(open_plan(requests(times), rate=10.0, max_concurrency=1), steady(0.09))
+    assert judged(run).on_schedule
+    assert judged(run).capped == 1
+
+
+@pytest.mark.case("G7")
+def test_requests_are_prepared_first_so_the_rate_is_the_one_that_was_asked() -> None:
+    times = [number / 1000 for number in range(1, 501)]
+    run = run_plan(open_plan(requests(times), rate=1000.0), steady(0.2), prepare_s=0.005)
+    assert (judged(run).on_schedule, judged(run).faults) == (True, [])
+    assert judged(run).achieved_rate == pytest.approx(1000.0)
+
+
+@pytest.mark.case("G7")
+def test_a_tool_that_cannot_send_as_fast_says_so_beside_the_rate_that_was_asked() -> None:
+    times = [number / 1000 for number in range(1, 501)]
+    run = run_plan(open_plan(requests(times), rate=1000.0), steady(0.2), send_s=0.005)
+    verdict = judged(run)
+    assert verdict.asked_rate == 1000.0
+    assert verdict.achieved_rate == pytest.approx(200.0, rel=0.01)
+    assert not verdict.on_schedule
+    rate_fault, lag_fault, *_ = verdict.faults
+    assert rate_fault.endswith("a second were sent where 1000 were planned: the tool was late.")
+    assert lag_fault.startswith("Requests were sent late, by ")
+
+
+@pytest.mark.parametrize(("late_by", "is_on_schedule"), [(0.009, True), (0.011, False)])
+def test_the_rate_may_be_off_by_a_hundredth(late_by: float, is_on_schedule: bool) -> None:
+    plan = open_plan(requests(tenths(10)), rate=10.0)
+    timelines = [
+        Timeline(one, 0, 5, intended_at=at, sent_at=at)
+        for one, at in zip(plan.requests, tenths(10), strict=True)
+    ]
+    timelines[-1].sent_at = 1.0 + late_by
+    timelines[-1].capped_s = late_by  # not the tool's own lag
+    assert schedule(plan, Measured(timelines, [], 1, False)).on_schedule is is_on_schedule
+
+
+@pytest.mark.case("G2")
+def test_lag_of_the_tool_is_not_booked_as_the_servers_latency_without_a_word() -> None:
+    """The server writes a token every 10 ms; the tool takes 4 ms to read each, of three streams at a time."""
+    run = run_plan(open_plan(requests([0.0, 0.001, 0.002])), steady(2.0, 200), piece_s=0.004)
+    true_e2e_s = [written.ended_at - written.asked_at for written in run.written.values()]
+    found, verdict = summarize([run.measured], None), judged(run)
+    assert (
+        found.e2e_ms is not None and found.e2e_ms.p50 > 1.1 * max(true_e2e_s) * 1e3
+    )  # as it was seen: wrong
+    assert not verdict.on_schedule
+    assert verdict.loop_lag_ms is not None and verdict.loop_lag_ms.p99 > 5.0
+    assert any("The tool's own event loop was late, by " in fault for fault in verdict.faults)
+
+
+@pytest.mark.parametrize(
+    ("share", "sentence"),
+    [
+        (0.97, "The tool used 97% of a processor, and cannot use more: ask for less."),
+        (0.40, "The tool used 40% of a processor: something else kept it from running."),
+    ],
+)
+def test_a_late_tool_says_whether_it_was_too_busy_or_was_starved(share: float, sentence: str) -> None:
+    late = Measured([], [0.0] * 90 + [0.02] * 10, 0, False, share)
+    assert schedule(Plan((), Load.OPEN), late).faults[-1] == sentence
+    on_time = Measured([], [0.0] * 995 + [0.02] * 5, 0, False, share)
+    assert schedule(Plan((), Load.OPEN), on_time).on_schedule
+
+
+def test_a_closed_load_has_no_rate_to_keep() -> None:
+    verdict = judged(run_plan(closed_plan(requests([None] * 8), users=2), steady(0.5)))
+    assert (verdict.asked_rate, verdict.achieved_rate, verdict.on_schedule) == (None, None, True)
+    assert verdict.peak_concurrency == 2
+
+
+def test_without_a_rate_the_plans_own_times_are_what_was_planned() -> None:
+    verdict = judged(run_plan(open_plan(requests([0.0, 1.0, 4.0])), steady(0.5)))
+    assert (verdict.asked_rate, verdict.on_schedule) == (None, True)
+    assert verdict.achieved_rate == pytest.approx(3 / 4)
+
+
+def test_all_at_once_has_no_rate() -> None:
+    assert judged(run_plan(open_plan(requests([0.0] * 4)), steady(0.5))).achieved_rate is None
+
+
+def test_a_run_that_was_stopped_is_judged_by_what_was_due() -> None:
+    plan = open_plan(requests(tenths(100)), rate=10.0)
+    in_time = judged(run_plan(plan, steady(0.5), stop_at=5.05))
+    assert (in_time.achieved_rate, in_time.on_schedule) == (pytest.approx(10.0), True)
+    capped = open_plan(requests(tenths(100)), rate=10.0, max_concurrency=1)
+    behind = judged(run_plan(capped, steady(0.5), stop_at=5.05))
+    assert behind.achieved_rate == pytest.approx(2.0, rel=0.05)
+    assert not behind.on_schedule
+
+
+def test_a_run_of_which_nothing_was_due_has_no_figures() -> None:
+    verdict = judged(run_plan(open_plan(requests([9.0])), steady(0.5), stop_at=0.001))
+    assert (verdict.lag_ms, verdict.loop_lag_ms, verdict.achieved_rate) == (None, None, None)
+
+
+def test_one_repeat_off_schedule_is_enough() -> None:
+    plan = open_plan(requests(tenths(20)), rate=10.0, max_concurrency=1)
+    good, bad = run_plan(plan, steady(0.05)), run_plan(plan, steady(0.2))
+    assert schedule_of_repeats([plan], [good.measured]) == judged(good)
+    together = schedule_of_repeats([plan] * 3, [good.measured, bad.measured, good.measured])
+    assert not together.on_schedule
+    assert together.faults == [f"Repeat 2: {fault}" for fault in judged(bad).faults]
+    assert together.capped == judged(bad).capped == 19
+    rates = [judged(run).achieved_rate for run in (good, bad, good)]
+    assert together.achieved_rate == pytest.approx(sum(rate or 0.0 for rate in rates) / 3)
+    assert together.lag_ms is not None and together.lag_ms.count == 60
+
+
+def test_the_verdict_is_the_same_for_any_arrivals_on_time() -> None:
+    drawn = random.Random(0)
+    times = sorted(drawn.uniform(0.0, 10.0) for _ in range(200))
+    verdict = judged(run_plan(open_plan(requests(times), rate=20.0), steady(1.0, 10), places=3))
+    assert (verdict.on_schedule, verdict.achieved_rate) == (True, pytest.approx(20.0))
