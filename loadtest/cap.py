@@ -27,7 +27,7 @@ class Cap:
             self._free -= 1
             return 0.0
         began_at = self._clock.now()
-        given = asyncio.get_running_loop().create_future()
+        given: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._waiting.append(given)
         try:
             return await given - began_at

@@ -8,6 +8,7 @@ otherwise, and no percentile would show it. Runs on: the event loop. Blocks: nev
 from __future__ import annotations
 
 import time
+from itertools import count
 
 from loadtest.clock import Clock
 
@@ -23,13 +24,10 @@ class LagMeter:
 
     async def watch(self) -> None:
         """Measure until cancelled."""
-        point = 0
-        while True:
-            await self._clock.sleep_until((point + 1) * GRID_S)
-            now = self._clock.now()
-            while (point + 1) * GRID_S <= now:
-                point += 1
-                self.samples_s.append(now - point * GRID_S)
+        for point in count(1):
+            due_at = point * GRID_S
+            await self._clock.sleep_until(due_at)
+            self.samples_s.append(self._clock.now() - due_at)
 
 
 class ProcessorMeter:

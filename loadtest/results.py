@@ -46,7 +46,7 @@ class Summary(Struct, frozen=True):
     normalized_ms: Distribution | None  # e2e / tokens of a choice; the PagedAttention paper's s/token, in ms
     queue_ms: Distribution | None  # from intended to sent: what the client's own cap cost
     duration_s: float  # from the first intended time to the last end
-    output_tok_s: float
+    output_tok_s: float  # of completed requests, as the total
     total_tok_s: float
     request_rate: float  # completed a second
     goodput: float | None  # completed within the SLO a second; null without one

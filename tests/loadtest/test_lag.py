@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
+from loadtest.clock import MonotonicClock
 from loadtest.lag import GRID_S, LagMeter, ProcessorMeter
 from loadtest.stats import distribution
 from tests.support.virtual_time import VirtualClock, run_virtually
@@ -47,6 +49,19 @@ def test_time_counts_from_the_start_of_the_run() -> None:
         assert await lag_over(1.0, clock) == pytest.approx([0.0] * 200, abs=1e-9)
 
     run_virtually(main())
+
+
+@pytest.mark.case("G2")
+async def test_a_loop_that_really_stands_still_is_seen_to() -> None:
+    meter = LagMeter(MonotonicClock())
+    watching = asyncio.create_task(meter.watch())
+    for _ in range(3):
+        await asyncio.sleep(0.02)
+        time.sleep(0.05)  # noqa: ASYNC251 - the fault that is looked for
+    await asyncio.sleep(0.02)
+    watching.cancel()
+    assert sum(late_s >= 0.03 for late_s in meter.samples_s) >= 3 * 4  # 0.05 s late, 0.045 s late and so on
+    assert min(meter.samples_s) >= 0.0
 
 
 def test_the_share_of_the_processor_is_of_the_time_that_passed() -> None:

@@ -70,18 +70,18 @@ def test_the_interval_of_a_median_is_that_of_theory() -> None:
 
 
 def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
-    """The true median of the distribution is ln 2. Of 60 intervals 57 should hold it."""
+    """The true median of the distribution is ln 2. Of 40 intervals 38 should hold it."""
     held = 0
-    for seed in range(60):
+    for seed in range(40):
         interval = found([singles(drawn(60, seed))]).intervals["p50"]
         held += interval.low <= 0.6931 <= interval.high
-    assert 52 <= held <= 60
+    assert 34 <= held <= 40
 
 
 def test_samples_of_one_request_are_not_taken_for_independent() -> None:
     values = drawn(400)
-    alone, repeated = found([singles(values)]), found([[[value] * 50 for value in values]])
-    assert repeated.count == 50 * alone.count
+    alone, repeated = found([singles(values)]), found([[[value] * 20 for value in values]])
+    assert repeated.count == 20 * alone.count
     for name in ("mean", "p50", "p90"):
         assert width(repeated.intervals[name]) == pytest.approx(width(alone.intervals[name]), rel=0.1)
 

@@ -53,7 +53,7 @@ def steady(ends: float, num_pieces: int = 1) -> Script:
 class ScriptedDriver:
     """Serves ``places`` requests at a time.
 
-    To prepare one, to send it and to read a piece of it keep the tool's processor for so long.
+    To prepare one, to send it, to read a piece of it and its end keep the tool's processor for so long.
     """
 
     def __init__(
@@ -65,12 +65,13 @@ class ScriptedDriver:
         prepare_s: float = 0.0,
         send_s: float = 0.0,
         piece_s: float = 0.0,
+        end_s: float = 0.0,
     ) -> None:
         self.written: dict[int, Written] = {}
         self._clock = clock
         self._script = script
         self._places = asyncio.Semaphore(places)
-        self._prepare_s, self._send_s, self._piece_s = prepare_s, send_s, piece_s
+        self._prepare_s, self._send_s, self._piece_s, self._end_s = prepare_s, send_s, piece_s, end_s
 
     async def open(self) -> None: ...
 
@@ -116,3 +117,4 @@ class ScriptedDriver:
     def _end(self, timeline: Timeline, written: Written, outcome: Outcome) -> None:
         timeline.ended_at = written.ended_at = self._clock.now()
         timeline.outcome = outcome
+        self._clock.spend(self._end_s)

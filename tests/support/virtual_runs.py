@@ -44,13 +44,14 @@ def run_plan(
     prepare_s: float = 0.0,
     send_s: float = 0.0,
     piece_s: float = 0.0,
+    end_s: float = 0.0,
 ) -> VirtualRun:
     """Against a scripted server that takes so many at a time, with a tool that is so slow."""
 
     async def main() -> VirtualRun:
         clock, progress, stop = VirtualClock(), Progress(), asyncio.Event()
         driver = ScriptedDriver(
-            clock, script, places=places, prepare_s=prepare_s, send_s=send_s, piece_s=piece_s
+            clock, script, places=places, prepare_s=prepare_s, send_s=send_s, piece_s=piece_s, end_s=end_s
         )
         if stop_at is not None:
             asyncio.get_running_loop().call_at(stop_at, stop.set)
