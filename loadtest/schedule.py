@@ -69,17 +69,17 @@ def _lags_ms(run: Measured) -> list[float]:
 
 
 def _rates(plan: Plan, run: Measured) -> tuple[float | None, float | None]:
-    """Planned and achieved, in conversations a second; None where there is no rate to speak of.
+    """Planned and achieved of those that were due, counted like the plan's ``asked_rate``; None where it is.
 
     A plan is behind by as much as its last conversation is, and by those that were due and not sent.
     """
     begun = [timeline for timeline in run.timelines if timeline.turn == 0]
     sent = [timeline.sent_at for timeline in begun if timeline.sent_at is not None]
-    planned_s = max((timeline.intended_at for timeline in begun), default=0.0)
-    if plan.load is not Load.OPEN or not sent or not planned_s:
+    intended = [timeline.intended_at for timeline in begun]
+    if plan.load is not Load.OPEN or not sent or max(intended) == min(intended):
         return None, None
-    planned = plan.asked_rate or len(begun) / planned_s
-    return planned, planned * (len(sent) / len(begun)) * planned_s / max(planned_s, *sent)
+    planned_s, took_s = (last_at - min(intended) for last_at in (max(intended), max(*intended, *sent)))
+    return (len(begun) - 1) / planned_s, (len(sent) - 1) / took_s
 
 
 def _rate_fault(planned: float, achieved: float, capped: int, cap: int | None) -> str:

@@ -39,11 +39,11 @@ def test_a_cap_hides_no_wait() -> None:
     assert fields.index("ttft_ms") < fields.index("ttft_from_send_ms")
     assert fields.index("e2e_ms") < fields.index("e2e_from_send_ms")
     assert (verdict.asked_rate, verdict.capped, verdict.peak_concurrency) == (10.0, 7, 1)
-    assert verdict.achieved_rate == pytest.approx(8 / 3.6)
+    assert verdict.achieved_rate == pytest.approx(7 / 3.5)
     assert not verdict.on_schedule
     assert verdict.lag_ms is not None and verdict.lag_ms.max == pytest.approx(0.0, abs=1e-9)
     (fault,) = verdict.faults
-    assert fault.startswith("2.222 a second were sent where 10 were planned: the server did not keep up")
+    assert fault.startswith("2 a second were sent where 10 were planned: the server did not keep up")
     assert "7 requests had to wait because no more than 1 may run" in fault
 
 
@@ -83,7 +83,7 @@ def test_a_tool_that_cannot_send_as_fast_says_so_beside_the_rate_that_was_asked(
     assert lag_fault.startswith("Requests were sent late, by ")
 
 
-@pytest.mark.parametrize(("late_by", "is_on_schedule"), [(0.009, True), (0.011, False)])
+@pytest.mark.parametrize(("late_by", "is_on_schedule"), [(0.008, True), (0.010, False)])
 def test_the_rate_may_be_off_by_a_hundredth(late_by: float, is_on_schedule: bool) -> None:
     plan = open_plan(requests(tenths(10)), rate=10.0)
     timelines = [
@@ -132,7 +132,7 @@ def test_a_closed_load_has_no_rate_to_keep() -> None:
 def test_without_a_rate_the_plans_own_times_are_what_was_planned() -> None:
     verdict = judged(run_plan(open_plan(requests([0.0, 1.0, 4.0])), steady(0.5)))
     assert (verdict.asked_rate, verdict.on_schedule) == (None, True)
-    assert verdict.achieved_rate == pytest.approx(3 / 4)
+    assert verdict.achieved_rate == pytest.approx(2 / 4)
 
 
 def test_all_at_once_has_no_rate() -> None:
@@ -145,7 +145,9 @@ def test_a_run_that_was_stopped_is_judged_by_what_was_due() -> None:
     assert (in_time.achieved_rate, in_time.on_schedule) == (pytest.approx(10.0), True)
     capped = open_plan(requests(tenths(100)), rate=10.0, max_concurrency=1)
     behind = judged(run_plan(capped, steady(0.5), stop_at=5.05))
-    assert behind.achieved_rate == pytest.approx(2.0, rel=0.05)
+    assert behind.achieved_rate == pytest.approx(
+        9 / 4.9
+    )  # the tenth was sent at 4.6 s, the last one due at 5 s
     assert not behind.on_schedule
 
 
@@ -170,5 +172,6 @@ def test_one_repeat_off_schedule_is_enough() -> None:
 def test_the_verdict_is_the_same_for_any_arrivals_on_time() -> None:
     drawn = random.Random(0)
     times = sorted(drawn.uniform(0.0, 10.0) for _ in range(200))
-    verdict = judged(run_plan(open_plan(requests(times), rate=20.0), steady(1.0, 10), places=3))
-    assert (verdict.on_schedule, verdict.achieved_rate) == (True, pytest.approx(20.0))
+    rate = 199 / (times[-1] - times[0])
+    verdict = judged(run_plan(open_plan(requests(times), rate), steady(1.0, 10), places=3))
+    assert (verdict.on_schedule, verdict.achieved_rate) == (True, pytest.approx(rate))
