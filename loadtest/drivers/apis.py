@@ -1,0 +1,391 @@
+"""The bodies that three APIs take, and what their events tell. Pure.
+
+Events are read as far as a load test needs it, and what is not known in them is passed over: servers differ.
+Tokens are counted by what usage says and by nothing else; an event may bring none, one or many.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from loadtest.drivers.base import PastTurn
+from loadtest.drivers.target import Target
+from loadtest.plan import PlannedRequest
+from loadtest.timeline import Usage
+
+DONE = b"[DONE]"
+NOT_UNDERSTOOD = "event not understood"
+_ENCODER = msgspec.json.Encoder()
+_NAME = re.compile(r"[A-Za-z_][\w.-]{0,63}")
+_MAX_MESSAGE = 60
+_BAD_FINISHES = frozenset(("error", "abort"))
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the server takes of what would be good to ask for. ``loadtest.drivers.survey`` finds out."""
+
+    tells_usage: bool = False
+    tells_usage_so_far: bool = False  # with each piece
+    ignores_eos: bool = False
+    keeps_min_tokens: bool = False
+    keeps_responses: bool = False  # so that a turn need not bring its history
+    length_field: str = "max_tokens"
+
+    @property
+    def forces_lengths(self) -> bool:
+        return self.ignores_eos or self.keeps_min_tokens
+
+
+class Piece(NamedTuple):
+    """Text of a choice. Of a thought, or a call, nothing is ``said``."""
+
+    choice: int
+    said: str
+
+
+@dataclass(slots=True)
+class Told:
+    """What one event says. ``failure`` is a reason, and then no other field counts but ``is_last``."""
+
+    pieces: Sequence[Piece] = ()
+    finishes: Sequence[tuple[int, str]] = ()  # choice, reason
+    usage: Usage | None = None
+    response_id: str = ""
+    failure: str = ""
+    is_last: bool = False
+
+
+class Api(Protocol):
+    """Of one target."""
+
+    path: str
+    gives_choices: bool  # n above 1
+
+    def body(self, planned: PlannedRequest, past: Sequence[PastTurn]) -> dict[str, Any]: ...
+
+    def read(self, data: bytes) -> Told: ...
+
+
+def api_of(target: Target, options: Options) -> Api:
+    kinds: dict[str, type[Chat] | type[Completions] | type[Responses]]
+    kinds = {"chat": Chat, "completions": Completions, "responses": Responses}
+    return kinds[target.api](target, options)
+
+
+def encoded(body: dict[str, Any]) -> bytes:
+    return _ENCODER.encode(body)
+
+
+# ---- what goes wrong ---------------------------------------------------------------------------
+
+
+class _Error(msgspec.Struct):
+    code: str | int | None = None
+    type: str | None = None
+    message: str | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    """OpenAI's shape, or its fields at the top, or only a text."""
+
+    error: _Error | str | None = None
+    detail: Any = None
+    code: str | int | None = None
+    type: str | None = None
+    message: str | None = None
+
+
+_ERROR_BODY = msgspec.json.Decoder(_ErrorBody)
+
+
+def http_failure(status: int, body: bytes) -> str:
+    """A short name that is the same for all failures of this kind."""
+    try:
+        found = _ERROR_BODY.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return f"http {status}"
+    error = found.error
+    name = _named(error if isinstance(error, _Error) else _Error(found.code, found.type))
+    return f"http {status} {name}".rstrip()
+
+
+def _named(error: _Error) -> str:
+    """Its code if that is a word; numbers repeat the status."""
+    for name in (error.code, error.type):
+        if isinstance(name, str) and _NAME.fullmatch(name):
+            return name
+    return ""
+
+
+def _in_stream(error: _Error | str) -> Told:
+    if isinstance(error, str):
+        error = _Error(message=error)
+    what = _named(error) or (error.message or "unnamed").partition("\n")[0][:_MAX_MESSAGE]
+    return Told(failure=f"error in stream: {what}", is_last=True)
+
+
+# ---- chats and completions ---------------------------------------------------------------------
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _PromptDetails | None = None
+
+    def told(self) -> Usage:
+        details = self.prompt_tokens_details
+        return Usage(self.prompt_tokens, self.completion_tokens, details and details.cached_tokens)
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[Any] | None = None
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    finish_reason: str | None = None
+
+
+class _ChatChoice(_Choice):
+    delta: _Delta | None = None
+
+    def piece(self) -> Piece | None:
+        delta = self.delta
+        if delta is None:
+            return None
+        if delta.content:
+            return Piece(self.index, delta.content)
+        if delta.reasoning_content or delta.reasoning or delta.tool_calls:
+            return Piece(self.index, "")
+        return None
+
+
+class _TextChoice(_Choice):
+    text: str | None = None
+
+    def piece(self) -> Piece | None:
+        return Piece(self.index, self.text) if self.text else None
+
+
+class _ChatChunk(msgspec.Struct):
+    choices: list[_ChatChoice] | None = None
+    usage: _Usage | None = None
+    error: _Error | str | None = None
+
+
+class _TextChunk(msgspec.Struct):
+    choices: list[_TextChoice] | None = None
+    usage: _Usage | None = None
+    error: _Error | str | None = None
+
+
+class _Chunks:
+    """What chats and completions have in common."""
+
+    gives_choices = True
+
+    def __init__(self, target: Target, options: Options) -> None:
+        self._target = target
+        self._options = options
+
+    def _common(self, planned: PlannedRequest) -> dict[str, Any]:
+        options = self._options
+        body: dict[str, Any] = {"model": self._target.model, "stream": True}
+        body[options.length_field] = planned.output_len
+        if options.tells_usage:
+            body["stream_options"] = {"include_usage": True}
+            if options.tells_usage_so_far:
+                body["stream_options"]["continuous_usage_stats"] = True
+        if planned.n > 1:
+            body["n"] = planned.n
+        return body | _forced(planned, options) | self._target.extra
+
+
+def _read_chunk(chunk: _ChatChunk | _TextChunk) -> Told:
+    if chunk.error is not None:
+        return _in_stream(chunk.error)
+    pieces: list[Piece] = []
+    finishes: list[tuple[int, str]] = []
+    for choice in chunk.choices or ():
+        if (piece := choice.piece()) is not None:
+            pieces.append(piece)
+        if choice.finish_reason is not None:
+            if choice.finish_reason in _BAD_FINISHES:
+                return Told(failure=f"error in stream: finish reason {choice.finish_reason}")
+            finishes.append((choice.index, choice.finish_reason))
+    return Told(pieces, finishes, chunk.usage and chunk.usage.told())
+
+
+def _forced(planned: PlannedRequest, options: Options) -> dict[str, Any]:
+    """As little as makes the answer as long as planned: ``min_tokens`` costs some servers time."""
+    if options.ignores_eos:
+        return {"ignore_eos": True}
+    return {"min_tokens": planned.output_len} if options.keeps_min_tokens else {}
+
+
+class Chat(_Chunks):
+    """``/v1/chat/completions``. Implements Api."""
+
+    path = "/v1/chat/completions"
+    _decoder = msgspec.json.Decoder(_ChatChunk)
+
+    def body(self, planned: PlannedRequest, past: Sequence[PastTurn]) -> dict[str, Any]:
+        return {"messages": _messages(planned, past), **self._common(planned)}
+
+    def read(self, data: bytes) -> Told:
+        if data == DONE:
+            return Told(is_last=True)
+        try:
+            return _read_chunk(self._decoder.decode(data))
+        except (msgspec.DecodeError, RecursionError):
+            return Told(failure=NOT_UNDERSTOOD)
+
+
+class Completions(_Chunks):
+    """``/v1/completions``. A history is one text. Implements Api."""
+
+    path = "/v1/completions"
+    _decoder = msgspec.json.Decoder(_TextChunk)
+
+    def body(self, planned: PlannedRequest, past: Sequence[PastTurn]) -> dict[str, Any]:
+        history = "".join(turn.asked + turn.answered for turn in past)
+        return {"prompt": history + planned.text, **self._common(planned)}
+
+    def read(self, data: bytes) -> Told:
+        if data == DONE:
+            return Told(is_last=True)
+        try:
+            return _read_chunk(self._decoder.decode(data))
+        except (msgspec.DecodeError, RecursionError):
+            return Told(failure=NOT_UNDERSTOOD)
+
+
+def _messages(planned: PlannedRequest, past: Sequence[PastTurn]) -> list[dict[str, str]]:
+    messages: list[dict[str, str]] = []
+    for turn in past:
+        messages.append({"role": "user", "content": turn.asked})
+        messages.append({"role": "assistant", "content": turn.answered})
+    return [*messages, {"role": "user", "content": planned.text}]
+
+
+# ---- responses ---------------------------------------------------------------------------------
+
+
+class _InputDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _ResponseUsage(msgspec.Struct):
+    input_tokens: int = 0
+    output_tokens: int = 0
+    input_tokens_details: _InputDetails | None = None
+
+    def told(self) -> Usage:
+        details = self.input_tokens_details
+        return Usage(self.input_tokens, self.output_tokens, details and details.cached_tokens)
+
+
+class _Incomplete(msgspec.Struct):
+    reason: str | None = None
+
+
+class _Response(msgspec.Struct):
+    id: str = ""
+    usage: _ResponseUsage | None = None
+    error: _Error | str | None = None
+    incomplete_details: _Incomplete | None = None
+
+
+class _ResponseEvent(msgspec.Struct):
+    type: str
+    delta: Any = None
+    response: _Response | None = None
+    status: int | None = None
+    error: _Error | str | None = None
+    code: str | int | None = None
+    message: str | None = None
+
+
+_SAID = "response.output_text.delta"
+_UNSAID = frozenset(
+    (
+        "response.reasoning_text.delta",
+        "response.reasoning_summary_text.delta",
+        "response.function_call_arguments.delta",
+    )
+)
+_ENDINGS = frozenset(("response.completed", "response.incomplete"))
+_FINISHES = {"max_output_tokens": "length", "max_tokens": "length"}
+
+
+class Responses:
+    """``/v1/responses``, over SSE and WebSocket alike. Implements Api."""
+
+    path = "/v1/responses"
+    gives_choices = False
+    _decoder = msgspec.json.Decoder(_ResponseEvent)
+
+    def __init__(self, target: Target, options: Options) -> None:
+        self._target = target
+        self._options = options
+
+    def body(self, planned: PlannedRequest, past: Sequence[PastTurn]) -> dict[str, Any]:
+        body: dict[str, Any] = {"model": self._target.model}
+        if past and past[-1].response_id and self._options.keeps_responses:
+            body |= {"previous_response_id": past[-1].response_id, "input": planned.text}
+        else:
+            body["input"] = _messages(planned, past) if past else planned.text
+        if self._target.transport == "sse":
+            body["stream"] = True
+        body["max_output_tokens"] = planned.output_len
+        return body | _forced(planned, self._options) | self._target.extra
+
+    def read(self, data: bytes) -> Told:
+        if data == DONE:
+            return Told()  # some end so too; the response's own end has come before
+        try:
+            event = self._decoder.decode(data)
+        except (msgspec.DecodeError, RecursionError):
+            return Told(failure=NOT_UNDERSTOOD)
+        if event.type == _SAID:
+            return Told((Piece(0, event.delta),)) if event.delta else Told()
+        if event.type in _UNSAID:
+            return Told((Piece(0, ""),)) if event.delta else Told()
+        if event.type == "error":
+            return _refused(event)
+        return Told() if event.response is None else _about(event.type, event.response)
+
+
+def _about(kind: str, response: _Response) -> Told:
+    """An event with the response in it; most say nothing new."""
+    if kind == "response.failed":
+        return _in_stream(response.error or "unnamed")
+    told = Told(response_id=response.id)
+    if kind in _ENDINGS:
+        incomplete = response.incomplete_details
+        reason = "stop" if incomplete is None else incomplete.reason or "incomplete"
+        told.finishes = ((0, _FINISHES.get(reason, reason)),)
+        told.usage = response.usage and response.usage.told()
+        told.is_last = True
+    return told
+
+
+def _refused(event: _ResponseEvent) -> Told:
+    """By the name it has over HTTP, if it has come instead of an answer; over a WebSocket that looks so."""
+    error = event.error or _Error(event.code, message=event.message)
+    if event.status is not None and isinstance(error, _Error):
+        return Told(failure=f"http {event.status} {_named(error)}".rstrip(), is_last=True)
+    return _in_stream(error)

@@ -1,0 +1,217 @@
+"""Finds out about a server what a measurement must know before it begins.
+
+Runs on the event loop. It asks what servers tell (models, version, window, tokens), and tries with requests
+of a few tokens what they take: a refusal is an answer. Nothing is taken for granted from the server's kind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from loadtest.clock import Clock, MonotonicClock
+from loadtest.drivers.apis import Options
+from loadtest.drivers.base import Driver, PastTurn, ServerUnreachableError
+from loadtest.drivers.driver import ServerDriver
+from loadtest.drivers.open_files import allow_connections
+from loadtest.drivers.server_facts import Facts, ServerPages
+from loadtest.drivers.target import Target
+from loadtest.drivers.vocabulary import (
+    COMMON,
+    FEWEST,
+    FileVocabulary,
+    Vocabulary,
+    own_words,
+    single_words,
+    with_opening,
+)
+from loadtest.plan import PlannedRequest
+from loadtest.prompts import TemplateCost, Words
+from loadtest.results import Server
+from loadtest.timeline import Outcome, Timeline, Usage
+
+_FEW = 4  # tokens of a trial's answer
+_SHORT, _LONG = 16, 48  # words of the prompts that the template's cost is taken from
+_MANY_COUNTS, _SOME_COUNTS = 400, 24  # by a tokenizer, or by usage, where each is a request
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """``target`` with the model filled in. ``notes``: what a reader of the report has to know."""
+
+    target: Target
+    server: Server
+    options: Options
+    words: Words
+    cost: TemplateCost
+    notes: list[str] = field(default_factory=list)
+
+
+def make_driver(survey: Survey, clock: Clock, max_connections: int) -> Driver:
+    """For up to so many requests at a time. Raises OpenFilesError."""
+    allow_connections(max_connections)
+    return ServerDriver(survey.target, survey.options, clock)
+
+
+async def survey(target: Target) -> Survey:
+    """Raises ServerUnreachableError, and VocabularyError for a tokenizer's file that cannot be used."""
+    own = FileVocabulary(target.tokenizer) if target.tokenizer else None
+    async with ServerPages(target) as pages:
+        facts = await pages.facts()
+        target = replace(target, model=facts.model)
+        options = await find_options(target, facts)
+        vocabulary = own or await pages.vocabulary(facts)
+        words = await find_words(target, options, vocabulary, facts.max_model_len)
+    cost, notes = await find_cost(target, options, words)
+    server = Server(
+        base_url=target.address.url,
+        model=target.model,
+        kind=facts.kind,
+        version=facts.version,
+        max_model_len=facts.max_model_len,
+        forces_lengths=options.forces_lengths,
+        token_words=len(words.words),
+        words_verified=words.verified,
+    )
+    if not options.tells_usage:
+        notes.append("The server tells no usage, so tokens could not be counted; only times are known.")
+    return Survey(target, server, options, words, cost, notes)
+
+
+# ---- trials ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What became of a small request. ``turn`` is there when it completed."""
+
+    timeline: Timeline
+    turn: PastTurn | None
+
+    @property
+    def usage(self) -> Usage | None:
+        return self.timeline.usage if self.timeline.outcome is Outcome.COMPLETED else None
+
+
+async def attempt(
+    target: Target, options: Options, text: str, past: tuple[PastTurn, ...] = (), output_len: int = _FEW
+) -> Trial:
+    driver = ServerDriver(target, options, MonotonicClock())
+    planned = PlannedRequest(0, text, input_len=0, output_len=output_len)
+    timeline = Timeline(planned, len(past), 0, 0.0)
+    try:
+        turn = await driver.perform(driver.prepare(planned), past, timeline)
+    finally:
+        await driver.close()
+    return Trial(timeline, turn)
+
+
+async def find_options(target: Target, facts: Facts) -> Options:
+    """Raises ServerUnreachableError if not even a bare request is answered."""
+    text = " ".join(COMMON[:8])
+    options = await _bare(target, facts, text)
+
+    async def takes(**more: bool) -> Trial:
+        nonlocal options
+        trial = await attempt(target, replace(options, **more), text)
+        if trial.turn is not None:
+            options = replace(options, **more)
+        return trial
+
+    await takes(tells_usage=True)
+    await takes(ignores_eos=True)
+    if not options.ignores_eos:
+        await takes(keeps_min_tokens=True)
+    if options.tells_usage and target.api != "responses":
+        before = options
+        trial = await takes(tells_usage_so_far=True)
+        counts = trial.timeline.piece_tokens
+        if counts is None or not any(counts[0][:1]):
+            options = before
+    if target.api == "responses":
+        options = await _with_histories(target, options, text)
+    return options
+
+
+async def _bare(target: Target, facts: Facts, text: str) -> Options:
+    for options in (Options(), Options(length_field="max_completion_tokens")):
+        trial = await attempt(target, options, text)
+        if trial.turn is not None:
+            return options
+        if not trial.timeline.reason.startswith("http 400") or target.api != "chat":
+            break
+    known = f" It names these models: {', '.join(facts.models)}." if facts.models else ""
+    raise ServerUnreachableError(
+        f"{target.address.url} does not answer a small request to the {target.api} API for the model"
+        f" {target.model!r}: {trial.timeline.reason}.{known}"
+    )
+
+
+async def _with_histories(target: Target, options: Options, text: str) -> Options:
+    """A second turn by the id of the first; its prompt must be the longer one."""
+    first = await attempt(target, options, text)
+    if first.turn is None or not first.turn.response_id:
+        return options
+    keeping = replace(options, keeps_responses=True)
+    second = await attempt(target, keeping, text, (first.turn,))
+    if second.turn is None:
+        return options
+    longer = first.usage is None or second.usage is None
+    if first.usage is not None and second.usage is not None:
+        longer = second.usage.prompt_tokens > first.usage.prompt_tokens
+    return keeping if longer else options
+
+
+# ---- words and what stands around them ---------------------------------------------------------
+
+
+async def find_words(
+    target: Target, options: Options, vocabulary: Vocabulary | None, window: int | None
+) -> Words:
+    if vocabulary is not None:
+
+        async def count(text: str) -> int:
+            return len(await vocabulary.tokens(text))
+
+        words = await single_words(await own_words(vocabulary, window or 1024), count, _MANY_COUNTS)
+        if len(words) >= FEWEST:
+            return Words(await with_opening(words, count), verified=True)
+    if options.tells_usage:
+
+        async def count_by_usage(text: str) -> int:
+            usage = (await attempt(target, options, text, output_len=1)).usage
+            return -1 if usage is None else usage.prompt_tokens
+
+        words = await single_words(COMMON, count_by_usage, _SOME_COUNTS)
+        if len(words) >= FEWEST:
+            return Words(words, verified=False)
+    return Words(COMMON, verified=False)
+
+
+async def find_cost(target: Target, options: Options, words: Words) -> tuple[TemplateCost, list[str]]:
+    """From what usage says of texts of known lengths. The answer in between is ours, so that it is known."""
+    if not options.tells_usage:
+        return TemplateCost(0, 0), []
+    short, long = words.probe(_SHORT), words.probe(_LONG)
+    past = (PastTurn(short, short),)
+    counted = [
+        trial.usage.prompt_tokens if trial.usage is not None else None
+        for trial in [
+            await attempt(target, options, short),
+            await attempt(target, options, long),
+            await attempt(target, options, short, past),
+        ]
+    ]
+    one, other, both = counted
+    if one is None or other is None:
+        return TemplateCost(0, 0), ["What the API adds around a prompt could not be measured."]
+    notes = []
+    if other - one != _LONG - _SHORT:
+        notes.append(
+            f"Of {_LONG - _SHORT} more words in a prompt the server counted {other - one} tokens: prompts are"
+            " not as long as planned."
+        )
+    first = one - _SHORT
+    if both is None:
+        notes.append("What the API adds around a later turn could not be measured.")
+        return TemplateCost(first, first), notes
+    return TemplateCost(first, both - one - 2 * _SHORT), notes
