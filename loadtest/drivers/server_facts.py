@@ -14,7 +14,7 @@ import aiohttp
 
 from loadtest.drivers.base import ServerUnreachableError
 from loadtest.drivers.target import Target
-from loadtest.drivers.vocabulary import Vocabulary
+from loadtest.drivers.vocabulary import Vocabulary, VocabularyError
 
 _PATIENCE_S = 30
 _KINDS = {"tidegate": "tidegate", "vllm": "vllm", "llamacpp": "llama.cpp"}
@@ -73,9 +73,9 @@ class ServerPages:
         for shape in (PromptShape(facts.model), ContentShape()):
             found = ServerVocabulary(self, shape)
             try:
-                if len(await found.tokens("a\n")) > 1 and (await found.text([0])) is not None:
+                if await found.tokens("a\n"):
                     return found
-            except ServerUnreachableError:
+            except VocabularyError:
                 continue
         return None
 
@@ -154,7 +154,7 @@ class ContentShape:
 
 
 class ServerVocabulary:
-    """Implements Vocabulary. What cannot be had raises ServerUnreachableError for tokens, and is no text."""
+    """Implements Vocabulary."""
 
     def __init__(self, pages: ServerPages, shape: PromptShape | ContentShape) -> None:
         self._pages = pages
@@ -164,10 +164,9 @@ class ServerVocabulary:
         answer = await self._pages.post("/tokenize", self._shape.tokenize(text))
         tokens = answer.get("tokens")
         if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
-            raise ServerUnreachableError("The server does not say which tokens a text has.")
+            raise VocabularyError("The server does not say which tokens a text has.")
         return tokens
 
     async def text(self, tokens: Sequence[int]) -> str:
-        """Ids beyond the vocabulary are refused, and so is all that is asked for with them."""
         text = self._shape.text(await self._pages.post("/detokenize", self._shape.detokenize(tokens)))
         return text if isinstance(text, str) else ""

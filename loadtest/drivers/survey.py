@@ -20,6 +20,7 @@ from loadtest.drivers.vocabulary import (
     FEWEST,
     FileVocabulary,
     Vocabulary,
+    VocabularyError,
     own_words,
     single_words,
     with_opening,
@@ -31,6 +32,7 @@ from loadtest.timeline import Outcome, Timeline, Usage
 
 _FEW = 4  # tokens of a trial's answer
 _SHORT, _LONG = 16, 48  # words of the prompts that the template's cost is taken from
+_A_WINDOW = 1024  # of servers that do not tell theirs
 _MANY_COUNTS, _SOME_COUNTS = 400, 24  # by a tokenizer, or by usage, where each is a request
 
 
@@ -167,24 +169,31 @@ async def _with_histories(target: Target, options: Options, text: str) -> Option
 async def find_words(
     target: Target, options: Options, vocabulary: Vocabulary | None, window: int | None
 ) -> Words:
-    if vocabulary is not None:
-
-        async def count(text: str) -> int:
-            return len(await vocabulary.tokens(text))
-
-        words = await single_words(await own_words(vocabulary, window or 1024), count, _MANY_COUNTS)
-        if len(words) >= FEWEST:
-            return Words(await with_opening(words, count), verified=True)
+    if vocabulary is not None and (words := await _of_vocabulary(vocabulary, window or _A_WINDOW)):
+        return Words(words, verified=True)
     if options.tells_usage:
 
-        async def count_by_usage(text: str) -> int:
+        async def count(text: str) -> int:
             usage = (await attempt(target, options, text, output_len=1)).usage
             return -1 if usage is None else usage.prompt_tokens
 
-        words = await single_words(COMMON, count_by_usage, _SOME_COUNTS)
+        words = await single_words(COMMON, count, _SOME_COUNTS)
         if len(words) >= FEWEST:
             return Words(words, verified=False)
     return Words(COMMON, verified=False)
+
+
+async def _of_vocabulary(vocabulary: Vocabulary, window: int) -> list[str]:
+    """Empty if there are too few, or the server's tokenizer stops answering."""
+
+    async def count(text: str) -> int:
+        return len(await vocabulary.tokens(text))
+
+    try:
+        words = await single_words(await own_words(vocabulary, window), count, _MANY_COUNTS)
+        return await with_opening(words, count) if len(words) >= FEWEST else []
+    except VocabularyError:
+        return []
 
 
 async def find_cost(target: Target, options: Options, words: Words) -> tuple[TemplateCost, list[str]]:

@@ -13,8 +13,7 @@ ENOUGH = 2000  # words; more make prompts no more different
 FEWEST = 32
 _BATCH = 64
 _IDS_READ = 24_000  # the first ones of a vocabulary are its commonest, but for bytes and marks
-COMMON = tuple(
-    """
+_COMMON_TEXT = """
 the of and to in is that for it as was with on be by at this have from or had an they which you were all
 their there would when if so no out up into do any your what has man could other than our some very time
 about may more now only my over such before then who these two well first must where much good know long
@@ -25,8 +24,8 @@ family group music white paper river car feet second book idea eat face watch fa
 leave door product black short class wind question fire problem south north piece space order horse color
 stand passed top heard best better strong table trade road field size dark rule material special heavy
 king street boat minute game million star money serve area mark map mountain power town fine drive
-""".split()
-)
+"""
+COMMON = tuple(_COMMON_TEXT.split())
 """English words that hardly any vocabulary breaks up."""
 
 
@@ -35,11 +34,13 @@ class VocabularyError(ValueError):
 
 
 class Vocabulary(Protocol):
-    """A tokenizer, wherever it is. Neither adds special tokens."""
+    """A tokenizer, wherever it is; it adds no special tokens. Raises VocabularyError if it does not answer."""
 
     async def tokens(self, text: str) -> list[int]: ...
 
-    async def text(self, tokens: Sequence[int]) -> str: ...
+    async def text(self, tokens: Sequence[int]) -> str:
+        """Empty if some of them are not of the vocabulary."""
+        ...
 
 
 class Counter(Protocol):
@@ -67,7 +68,10 @@ async def single_words(candidates: Iterable[str], count: Counter, max_counts: in
 
 async def own_words(vocabulary: Vocabulary, window: int) -> list[str]:
     """Lower-case words that are tokens with a space in front, the commonest first."""
-    line_feed = (await vocabulary.tokens("a\n"))[-1]
+    ending = await vocabulary.tokens("a\n")
+    if len(ending) < 2:
+        return []
+    line_feed = ending[-1]
     step, found = max(min(1000, window // 4), 1), dict[str, None]()
     for first in range(0, _IDS_READ, step):
         if len(found) >= ENOUGH:
@@ -85,6 +89,10 @@ async def own_words(vocabulary: Vocabulary, window: int) -> list[str]:
             ):
                 found[word] = None
     return list(found)
+
+
+def _is_plain(word: str) -> bool:
+    return len(word) > 1 and word.isascii() and word.isalpha() and word.islower()
 
 
 async def with_opening(words: Sequence[str], count: Counter) -> list[str]:

@@ -1,0 +1,111 @@
+"""A server of OpenAI's APIs that answers as it is told to, in a process of its own, and notes what it did when.
+
+Its tokens are words: a text of five words in a chat whose template costs ten is a prompt of fifteen tokens.
+All its times are of ``time.perf_counter``, which on Linux is one clock for all processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """How one request is answered. Pieces of ``tokens_each`` tokens; of several choices, each gets its own."""
+
+    first_s: float = 0.0  # from when its turn has come to the first piece
+    gap_s: float = 0.0  # between pieces
+    gaps_s: list[float] = []  # the same one by one, over and over; instead of gap_s
+    tokens_each: int = 1
+    num_tokens: int | None = None  # None: as many as asked for
+    end_s: float = 0.0  # from the last piece to the end
+    word: str = "so"
+    status: int = 200  # another: a refusal
+    code: str = "rate_limit_exceeded"  # of a refusal, or of an error in the stream
+    cut_after: int | None = None  # pieces; then the connection is closed
+    reset_after: int | None = None  # pieces; then it is reset
+    stall_after: int | None = None  # pieces; then nothing more comes
+    fail_after: int | None = None  # pieces; then an error is told in the stream
+    raw: str = ""  # answered as it is, whatever it is, and closed
+    tells_usage: bool = True
+    together: bool = False  # each write has all pieces that are due, and the end in it
+
+
+class Script(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests are answered by ``replies`` in the order in which they come, over and over."""
+
+    replies: list[Reply] = [Reply()]
+    max_running: int | None = None  # others wait for their turn
+    refuses: list[str] = []  # fields of a body that cost a 400
+    ignores: list[str] = []  # fields that change nothing
+    kind: Literal["tidegate", "vllm", "llamacpp", "other"] = "other"
+    model: str = "scripted"
+    window: int = 4096
+    has_tokenizer: bool = True
+    two_tokens: list[str] = []  # words that are two tokens each
+    first_cost: int = 10  # of a chat's template, around a first turn
+    later_cost: int = 6
+    key: str = ""  # that is asked for
+    closes_idle: bool = False  # a connection after each answer, without having said so
+
+
+class Record(msgspec.Struct, kw_only=True):
+    """What became of a request. ``turn_at``: when it was no longer kept waiting by others."""
+
+    number: int
+    path: str
+    prompt: str  # the text that is new in it
+    body: dict[str, object]
+    connection: int
+    arrived_at: float
+    turn_at: float | None = None
+    written_at: list[list[float]] = []  # of each choice, each piece: just before it is written
+    ended_at: float | None = None
+    was_left: bool = False  # the client went before the end
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedServer:
+    port: int
+    pid: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def records(self) -> list[Record]:
+        """Of all requests so far but those of a survey's pages, in the order in which they came."""
+        with urllib.request.urlopen(f"{self.url}/records", timeout=30) as answer:
+            return msgspec.json.decode(answer.read(), type=list[Record])
+
+    def rewrite(self, script: Script) -> None:
+        """Another script from now on, with no records and the first reply next."""
+        body = msgspec.json.encode(script)
+        with urllib.request.urlopen(f"{self.url}/script", data=body, timeout=30):
+            pass
+
+
+@contextlib.contextmanager
+def scripted_openai(script: Script | None = None) -> Iterator[ScriptedServer]:
+    """Serve until the scope ends."""
+    command = [sys.executable, "-m", "tests.support.scripted_openai_process"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(msgspec.json.encode(script or Script()) + b"\n")
+            process.stdin.flush()
+            port = int(process.stdout.readline())
+            yield ScriptedServer(port, process.pid)
+        finally:
+            process.stdin.close()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
