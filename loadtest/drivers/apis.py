@@ -261,7 +261,7 @@ class Completions(_Chunks):
     _decoder = msgspec.json.Decoder(_TextChunk)
 
     def body(self, planned: PlannedRequest, past: Sequence[PastTurn]) -> dict[str, Any]:
-        history = "".join(turn.asked + turn.answered for turn in past)
+        history = "".join(f"{turn.asked}{turn.answered} " for turn in past)
         return {"prompt": history + planned.text, **self._common(planned)}
 
     def read(self, data: bytes) -> Told:

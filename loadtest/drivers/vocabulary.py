@@ -12,6 +12,7 @@ from typing import Protocol
 ENOUGH = 2000  # words; more make prompts no more different
 FEWEST = 32
 _BATCH = 64
+_STEP = 1000
 _IDS_READ = 24_000  # the first ones of a vocabulary are its commonest, but for bytes and marks
 _COMMON_TEXT = """
 the of and to in is that for it as was with on be by at this have from or had an they which you were all
@@ -34,7 +35,7 @@ class VocabularyError(ValueError):
 
 
 class Vocabulary(Protocol):
-    """A tokenizer, wherever it is; it adds no special tokens. Raises VocabularyError if it does not answer."""
+    """A tokenizer, wherever it is; it adds no special tokens. Raises VocabularyError if it is silent."""
 
     async def tokens(self, text: str) -> list[int]: ...
 
@@ -72,22 +73,15 @@ async def own_words(vocabulary: Vocabulary, window: int) -> list[str]:
     if len(ending) < 2:
         return []
     line_feed = ending[-1]
-    step, found = max(min(1000, window // 4), 1), dict[str, None]()
-    for first in range(0, _IDS_READ, step):
-        if len(found) >= ENOUGH:
-            break
+    first, step, found = 0, min(_STEP, window // 4), dict[str, None]()
+    while step and first < _IDS_READ and len(found) < ENOUGH:
         ids = [token for id in range(first, first + step) for token in (id, line_feed)]
         lines = (await vocabulary.text(ids)).split("\n")
-        for line in lines:
-            word = line[1:]
-            if (
-                line.startswith(" ")
-                and len(word) > 1
-                and word.isascii()
-                and word.isalpha()
-                and word.islower()
-            ):
-                found[word] = None
+        if lines == [""]:
+            step //= 4  # the vocabulary may end somewhere in them
+            continue
+        first += step
+        found |= {line[1:]: None for line in lines if line.startswith(" ") and _is_plain(line[1:])}
     return list(found)
 
 

@@ -1,4 +1,4 @@
-"""A server of OpenAI's APIs that answers as it is told to, in a process of its own, and notes what it did when.
+"""A server of OpenAI's APIs that answers as it is told to, in a process of its own, and notes what it did.
 
 Its tokens are words: a text of five words in a chat whose template costs ten is a prompt of fifteen tokens.
 All its times are of ``time.perf_counter``, which on Linux is one clock for all processes.
@@ -18,7 +18,7 @@ import msgspec
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """How one request is answered. Pieces of ``tokens_each`` tokens; of several choices, each gets its own."""
+    """How one request is answered: in pieces of ``tokens_each`` tokens, for each choice its own."""
 
     first_s: float = 0.0  # from when its turn has come to the first piece
     gap_s: float = 0.0  # between pieces
@@ -35,13 +35,13 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     fail_after: int | None = None  # pieces; then an error is told in the stream
     raw: str = ""  # answered as it is, whatever it is, and closed
     tells_usage: bool = True
-    together: bool = False  # each write has all pieces that are due, and the end in it
+    together: bool = False  # all pieces and the end in one write
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
     """The requests are answered by ``replies`` in the order in which they come, over and over."""
 
-    replies: list[Reply] = [Reply()]
+    replies: tuple[Reply, ...] = (Reply(),)
     max_running: int | None = None  # others wait for their turn
     refuses: list[str] = []  # fields of a body that cost a 400
     ignores: list[str] = []  # fields that change nothing
@@ -53,7 +53,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     first_cost: int = 10  # of a chat's template, around a first turn
     later_cost: int = 6
     key: str = ""  # that is asked for
-    closes_idle: bool = False  # a connection after each answer, without having said so
+    drops_reused: bool = False  # a second request on a connection closes it
+    metrics: str = ""  # what /metrics says
 
 
 class Record(msgspec.Struct, kw_only=True):

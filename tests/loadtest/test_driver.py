@@ -1,0 +1,329 @@
+"""Drivers against a scripted server in a process of its own, whose stamps are of the same clock."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from types import MappingProxyType
+
+import pytest
+
+from loadtest.clock import MonotonicClock
+from loadtest.drivers.apis import Options
+from loadtest.drivers.base import PastTurn, ServerUnreachableError
+from loadtest.drivers.driver import ServerDriver
+from loadtest.drivers.target import ApiName, Target, TransportName
+from loadtest.plan import READ_ALL, PlannedRequest, Reading
+from loadtest.timeline import Outcome, Timeline, Usage
+from tests.support.scripted_openai import Reply, Script, ScriptedServer, scripted_openai
+
+WAYS: list[tuple[ApiName, TransportName]] = [
+    ("chat", "sse"),
+    ("completions", "sse"),
+    ("responses", "sse"),
+    ("responses", "ws"),
+]
+USAGE = Options(tells_usage=True)
+TEXT = "four words of text"
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[ScriptedServer]:
+    with scripted_openai() as server:
+        yield server
+
+
+class Drive:
+    """A driver. ``origin``: by which its stamps can be laid beside the server's."""
+
+    def __init__(
+        self,
+        server: ScriptedServer,
+        way: tuple[ApiName, TransportName] = ("chat", "sse"),
+        options: Options = USAGE,
+        timeout_s: float = 30,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        target = Target(
+            server.url, "scripted", api=way[0], transport=way[1], timeout_s=timeout_s, headers=headers
+        )
+        self.clock = MonotonicClock()
+        self.origin = time.perf_counter() - self.clock.now()
+        self.driver = ServerDriver(target, options, self.clock)
+
+    async def ask(
+        self,
+        text: str = TEXT,
+        output_len: int = 3,
+        past: tuple[PastTurn, ...] = (),
+        n: int = 1,
+        reading: Reading = READ_ALL,
+    ) -> tuple[Timeline, PastTurn | None]:
+        planned = PlannedRequest(0, text, 0, output_len, n=n, reading=reading)
+        timeline = Timeline(planned, len(past), 0, 0.0)
+        turn = await self.driver.perform(self.driver.prepare(planned), past, timeline)
+        return timeline, turn
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_what_comes_is_stamped_after_it_was_written_and_in_order(
+    process: ScriptedServer, way: tuple[ApiName, TransportName]
+) -> None:
+    process.rewrite(Script(replies=(Reply(first_s=0.02, gap_s=0.01),)))
+    drive = Drive(process, way)
+    timeline, turn = await drive.ask(output_len=8)
+    (record,) = process.records()
+    await drive.driver.close()
+    assert (timeline.outcome, timeline.reason) == (Outcome.COMPLETED, "")
+    assert turn is not None and turn.answered == " so" * 8
+    assert timeline.sent_at is not None and timeline.ended_at is not None
+    assert timeline.sent_at + drive.origin <= record.arrived_at
+    came = [at + drive.origin for at in timeline.piece_times[0]]
+    assert len(came) == 8
+    assert all(wrote <= at for wrote, at in zip(record.written_at[0], came, strict=True))
+    assert all(earlier <= later for earlier, later in pairwise(came))
+    assert record.ended_at is not None and record.ended_at <= timeline.ended_at + drive.origin
+    prompt_tokens = 5 if way[0] == "completions" else 14
+    assert timeline.usage == Usage(prompt_tokens, 8, 0)
+    assert timeline.finish_reasons == ["length"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_tokens_are_counted_by_usage_however_few_pieces_they_come_in(
+    process: ScriptedServer, way: tuple[ApiName, TransportName]
+) -> None:
+    process.rewrite(Script(replies=(Reply(tokens_each=50, together=True),)))
+    drive = Drive(process, way)
+    timeline, _ = await drive.ask(output_len=100)
+    await drive.driver.close()
+    assert len(timeline.piece_times[0]) == 2
+    assert timeline.usage is not None and timeline.usage.completion_tokens == 100
+
+
+async def test_tokens_of_each_piece_are_known_where_the_server_tells(process: ScriptedServer) -> None:
+    process.rewrite(Script(replies=(Reply(tokens_each=4),)))
+    drive = Drive(process, options=Options(tells_usage=True, tells_usage_so_far=True))
+    timeline, _ = await drive.ask(output_len=10)
+    await drive.driver.close()
+    assert timeline.piece_tokens == [[4, 4, 2]]
+
+
+async def test_several_choices_have_times_of_their_own(process: ScriptedServer) -> None:
+    process.rewrite(Script(replies=(Reply(gap_s=0.005),)))
+    drive = Drive(process)
+    timeline, _ = await drive.ask(output_len=4, n=3)
+    await drive.driver.close()
+    assert [len(times) for times in timeline.piece_times] == [4, 4, 4]
+    assert timeline.finish_reasons == ["length"] * 3
+    assert timeline.usage is not None and timeline.usage.completion_tokens == 12
+
+
+# ---- what goes wrong ---------------------------------------------------------------------------
+
+RAW = "HTTP/1.1 200 OK\r\nContent-Type: {}\r\nContent-Length: 2\r\n\r\n{{}}"
+FAILURES = [
+    (Reply(status=429), "http 429 rate_limit_exceeded"),
+    (Reply(cut_after=1), "stream cut"),
+    (Reply(reset_after=1), "connection reset"),
+    (Reply(stall_after=1), "timeout"),
+    (Reply(fail_after=1, code="engine_dead"), "error in stream: engine_dead"),
+    (Reply(tells_usage=False), "no usage"),
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("reply", "reason"), FAILURES)
+async def test_failures_have_names_and_the_next_request_is_not_hurt(
+    process: ScriptedServer, way: tuple[ApiName, TransportName], reply: Reply, reason: str
+) -> None:
+    process.rewrite(
+        Script(
+            replies=(
+                reply,
+                Reply(),
+            )
+        )
+    )
+    drive = Drive(process, way, timeout_s=0.3 if reason == "timeout" else 30)
+    timeline, turn = await drive.ask()
+    later, _ = await drive.ask()
+    await drive.driver.close()
+    assert (timeline.outcome, timeline.reason, turn) == (Outcome.FAILED, reason, None)
+    assert timeline.ended_at is not None
+    assert len(timeline.piece_times[0]) == {"http 429 rate_limit_exceeded": 0, "no usage": 3}.get(reason, 1)
+    assert later.outcome is Outcome.COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (RAW.format("application/json"), "not a stream"),
+        ("SSH-2.0-OpenSSH\r\n\r\n", "not http"),
+        (RAW.format("text/event-stream"), "stream cut"),
+        ("HTTP/1.1 307 -\r\nLocation: /\r\nContent-Length: 0\r\n\r\n", "http 307"),
+        ("HTTP/1.1 500 -\r\nContent-Length: 99\r\n\r\nhalf", "http 500"),
+    ],
+)
+async def test_what_is_no_answer_at_all(process: ScriptedServer, raw: str, reason: str) -> None:
+    process.rewrite(Script(replies=(Reply(raw=raw),)))
+    drive = Drive(process)
+    timeline, _ = await drive.ask()
+    await drive.driver.close()
+    assert timeline.reason == reason
+
+
+async def test_nobody_there() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        nobody = ScriptedServer(bound.getsockname()[1], 0)
+        drive = Drive(nobody)
+        with pytest.raises(ServerUnreachableError, match="connection refused"):
+            await drive.driver.open()
+        timeline, _ = await drive.ask()
+    assert (timeline.outcome, timeline.reason) == (Outcome.FAILED, "connection refused")
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_key_that_is_missing_and_one_that_is_sent(
+    process: ScriptedServer, way: tuple[ApiName, TransportName]
+) -> None:
+    process.rewrite(Script(key="k"))
+    drive = Drive(process, way)
+    timeline, _ = await drive.ask()
+    await drive.driver.close()
+    assert timeline.reason == "http 401 invalid_api_key"
+    drive = Drive(process, way, headers={"Authorization": "Bearer k"})
+    timeline, _ = await drive.ask()
+    await drive.driver.close()
+    assert timeline.outcome is Outcome.COMPLETED
+
+
+# ---- connections -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_connection_is_used_again(
+    process: ScriptedServer, way: tuple[ApiName, TransportName]
+) -> None:
+    process.rewrite(Script())
+    drive = Drive(process, way)
+    for _ in range(3):
+        timeline, _ = await drive.ask()
+        assert timeline.outcome is Outcome.COMPLETED
+    await asyncio.gather(*(drive.ask() for _ in range(3)))
+    await drive.driver.close()
+    connections = [record.connection for record in process.records()]
+    assert len(set(connections[:3])) == 1
+    assert len(set(connections[3:])) == 3
+    assert connections[0] in connections[3:]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_request_on_a_connection_that_was_just_closed_is_put_on_another(
+    process: ScriptedServer, way: tuple[ApiName, TransportName]
+) -> None:
+    process.rewrite(Script(drops_reused=True))
+    drive = Drive(process, way)
+    outcomes = [(await drive.ask())[0].outcome for _ in range(3)]
+    await drive.driver.close()
+    assert outcomes == [Outcome.COMPLETED] * 3
+    assert len({record.connection for record in process.records()}) == 3
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_request_that_is_cancelled_stays_unfinished_and_leaves_nothing_running(
+    process: ScriptedServer, way: tuple[ApiName, TransportName]
+) -> None:
+    process.rewrite(
+        Script(
+            replies=(
+                Reply(gap_s=0.01),
+                Reply(),
+            )
+        )
+    )
+    drive = Drive(process, way)
+    planned = PlannedRequest(0, TEXT, 0, 1000)
+    timeline = Timeline(planned, 0, 0, 0.0)
+    asking = asyncio.create_task(drive.driver.perform(drive.driver.prepare(planned), (), timeline))
+    while not (timeline.piece_times and timeline.piece_times[0]):
+        await asyncio.sleep(0.005)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert (timeline.outcome, timeline.ended_at) == (Outcome.UNFINISHED, None)
+    later, _ = await drive.ask()
+    await drive.driver.close()
+    assert later.outcome is Outcome.COMPLETED
+    first, second = process.records()
+    assert first.was_left
+    assert first.connection != second.connection
+
+
+# ---- how a client reads ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_who_leaves_is_gone_for_the_server_too(
+    process: ScriptedServer, way: tuple[ApiName, TransportName]
+) -> None:
+    process.rewrite(
+        Script(
+            replies=(
+                Reply(gap_s=0.01),
+                Reply(),
+            )
+        )
+    )
+    drive = Drive(process, way)
+    timeline, turn = await drive.ask(output_len=1000, reading=Reading(leave_after=3))
+    later, _ = await drive.ask()
+    await drive.driver.close()
+    assert (timeline.outcome, turn) == (Outcome.LEFT, None)
+    assert len(timeline.piece_times[0]) == 3
+    assert timeline.ended_at == timeline.piece_times[0][-1]
+    assert later.outcome is Outcome.COMPLETED
+    first, _ = process.records()
+    assert first.was_left and len(first.written_at[0]) < 100
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_slow_reader_takes_his_time(
+    process: ScriptedServer, way: tuple[ApiName, TransportName]
+) -> None:
+    process.rewrite(Script(replies=(Reply(gap_s=0.004),)))
+    drive = Drive(process, way)
+    timeline, _ = await drive.ask(output_len=12, reading=Reading(pause_s=0.02))
+    (record,) = process.records()
+    await drive.driver.close()
+    assert timeline.outcome is Outcome.COMPLETED
+    came = timeline.piece_times[0]
+    assert len(came) == 12
+    assert came[-1] - came[0] > 2 * (record.written_at[0][-1] - record.written_at[0][0])
+
+
+# ---- conversations -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("keeps_responses", [True, False])
+async def test_a_later_turn_builds_on_the_earlier_ones(
+    process: ScriptedServer, way: tuple[ApiName, TransportName], keeps_responses: bool
+) -> None:
+    process.rewrite(Script())
+    drive = Drive(process, way, Options(tells_usage=True, keeps_responses=keeps_responses))
+    past: tuple[PastTurn, ...] = ()
+    counted = []
+    for _ in range(3):
+        timeline, turn = await drive.ask(past=past, output_len=5)
+        assert turn is not None and timeline.usage is not None
+        past = (*past, turn)
+        counted.append(timeline.usage.prompt_tokens)
+    await drive.driver.close()
+    growth = 5 + 4 + (0 if way[0] == "completions" else 6)
+    assert [later - earlier for earlier, later in pairwise(counted)] == [growth, growth]
+    by_id = keeps_responses and way[0] == "responses"
+    assert ("previous_response_id" in process.records()[-1].body) is by_id

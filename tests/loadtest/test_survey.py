@@ -1,0 +1,164 @@
+"""What is found out about a server before it is measured."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from loadtest.drivers.apis import Options
+from loadtest.drivers.base import ServerUnreachableError
+from loadtest.drivers.survey import survey
+from loadtest.drivers.target import ApiName, Target, TransportName
+from loadtest.drivers.vocabulary import COMMON, VocabularyError
+from tests.loadtest.test_driver import WAYS
+from tests.support.scripted_openai import Reply, Script, ScriptedServer, scripted_openai
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[ScriptedServer]:
+    with scripted_openai() as server:
+        yield server
+
+
+def whole_words(path: Path, words: Sequence[str]) -> Path:
+    """A tokenizer that has these words whole, with a space in front and without, and all else in bytes."""
+    texts = [*pre_tokenizers.ByteLevel.alphabet(), *words, *(f"\u0120{word}" for word in words)]
+    vocab = {text: id for id, text in enumerate(dict.fromkeys(texts))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], ignore_merges=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(path))
+    return path
+
+
+def target(server: ScriptedServer, way: tuple[ApiName, TransportName] = ("chat", "sse")) -> Target:
+    return Target(server.url, api=way[0], transport=way[1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "version"),
+    [
+        ("tidegate", "tidegate", "1.2.3"),
+        ("vllm", "vllm", "1.2.3"),
+        ("llamacpp", "llama.cpp", "b123"),
+        ("other", "unknown", "1.2.3"),
+    ],
+)
+async def test_who_the_server_is_and_what_its_words_are(
+    process: ScriptedServer, kind: str, told: str, version: str
+) -> None:
+    process.rewrite(Script(kind=kind, window=2048))  # type: ignore[arg-type]
+    found = await survey(target(process))
+    server = found.server
+    assert (server.kind, server.version, server.model, server.max_model_len) == (
+        told,
+        version,
+        "scripted",
+        2048,
+    )
+    assert found.target.model == "scripted"
+    assert server.words_verified and server.token_words == len(found.words.words) >= 400
+    assert found.notes == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_what_the_template_adds_is_measured(
+    process: ScriptedServer, way: tuple[ApiName, TransportName]
+) -> None:
+    process.rewrite(Script(first_cost=31, later_cost=7))
+    found = await survey(target(process, way))
+    cost = (found.cost.first, found.cost.later)
+    assert cost == ((1, 0) if way[0] == "completions" else (31, 7))
+    assert found.options.keeps_responses is (way[0] == "responses")
+
+
+async def test_words_that_are_two_tokens_are_left_out_also_where_only_usage_tells(
+    process: ScriptedServer,
+) -> None:
+    broken = ["water", "house", COMMON[-1]]
+    process.rewrite(Script(has_tokenizer=False, two_tokens=broken))
+    found = await survey(target(process))
+    assert not found.server.words_verified
+    assert set(COMMON) - set(found.words.words) >= set(broken)
+    assert len(found.words.words) > 100
+    assert found.cost.first == 10
+
+
+@pytest.mark.parametrize(
+    ("script", "options"),
+    [
+        (
+            Script(),
+            Options(tells_usage=True, tells_usage_so_far=True, ignores_eos=True),
+        ),
+        (
+            Script(refuses=["continuous_usage_stats", "ignore_eos"]),
+            Options(tells_usage=True, keeps_min_tokens=True),
+        ),
+        (
+            Script(ignores=["continuous_usage_stats"], refuses=["ignore_eos", "min_tokens"]),
+            Options(tells_usage=True),
+        ),
+        (Script(refuses=["stream_options"]), Options(ignores_eos=True)),
+        (Script(replies=(Reply(tells_usage=False),)), Options(ignores_eos=True)),
+        (
+            Script(refuses=["max_tokens"]),
+            Options(
+                tells_usage=True,
+                tells_usage_so_far=True,
+                ignores_eos=True,
+                length_field="max_completion_tokens",
+            ),
+        ),
+    ],
+)
+async def test_what_the_server_takes_is_tried_and_a_refusal_is_no_error(
+    process: ScriptedServer, script: Script, options: Options
+) -> None:
+    process.rewrite(script)
+    found = await survey(target(process))
+    assert found.options == options
+    assert found.server.forces_lengths is options.forces_lengths
+    assert bool(found.notes) is not options.tells_usage
+
+
+async def test_a_server_that_keeps_no_responses_is_told_the_history(process: ScriptedServer) -> None:
+    process.rewrite(Script(refuses=["previous_response_id"]))
+    found = await survey(target(process, ("responses", "sse")))
+    assert not found.options.keeps_responses
+    assert found.cost.later == 6
+
+
+async def test_a_server_that_counts_otherwise_than_its_tokenizer_is_noted(
+    process: ScriptedServer, tmp_path: Path
+) -> None:
+    tokenizer = whole_words(tmp_path / "tokenizer.json", COMMON[:60])
+    process.rewrite(Script(has_tokenizer=False, two_tokens=list(COMMON[:60])))
+    found = await survey(replace(target(process), tokenizer=str(tokenizer)))
+    assert found.server.words_verified
+    assert "not as long as planned" in found.notes[0]
+
+
+async def test_a_file_that_is_no_tokenizer_is_refused(process: ScriptedServer, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text("{}")
+    with pytest.raises(VocabularyError, match="cannot be read"):
+        await survey(replace(target(process), tokenizer=str(path)))
+
+
+async def test_a_server_that_does_not_answer_is_told_from_one_that_refuses(process: ScriptedServer) -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        with pytest.raises(ServerUnreachableError, match="Nothing answers"):
+            await survey(Target(f"http://127.0.0.1:{bound.getsockname()[1]}"))
+    process.rewrite(Script(key="k"))
+    with pytest.raises(ServerUnreachableError, match="API key"):
+        await survey(target(process))
+    process.rewrite(Script(replies=(Reply(status=503, code="overloaded"),)))
+    with pytest.raises(ServerUnreachableError, match=r"http 503 overloaded.*names these models: scripted"):
+        await survey(target(process))
