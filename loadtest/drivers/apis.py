@@ -144,7 +144,8 @@ class _Usage(msgspec.Struct):
 
     def told(self) -> Usage:
         details = self.prompt_tokens_details
-        return Usage(self.prompt_tokens, self.completion_tokens, details and details.cached_tokens)
+        cached_tokens = None if details is None else details.cached_tokens
+        return Usage(self.prompt_tokens, self.completion_tokens, cached_tokens)
 
 
 class _Delta(msgspec.Struct):
@@ -211,7 +212,7 @@ class _Chunks:
                 body["stream_options"]["continuous_usage_stats"] = True
         if planned.n > 1:
             body["n"] = planned.n
-        return body | _forced(planned, options) | self._target.extra
+        return {**body, **_forced(planned, options), **self._target.extra}
 
 
 def _read_chunk(chunk: _ChatChunk | _TextChunk) -> Told:
@@ -226,7 +227,7 @@ def _read_chunk(chunk: _ChatChunk | _TextChunk) -> Told:
             if choice.finish_reason in _BAD_FINISHES:
                 return Told(failure=f"error in stream: finish reason {choice.finish_reason}")
             finishes.append((choice.index, choice.finish_reason))
-    return Told(pieces, finishes, chunk.usage and chunk.usage.told())
+    return Told(pieces, finishes, None if chunk.usage is None else chunk.usage.told())
 
 
 def _forced(planned: PlannedRequest, options: Options) -> dict[str, Any]:
@@ -295,7 +296,8 @@ class _ResponseUsage(msgspec.Struct):
 
     def told(self) -> Usage:
         details = self.input_tokens_details
-        return Usage(self.input_tokens, self.output_tokens, details and details.cached_tokens)
+        cached_tokens = None if details is None else details.cached_tokens
+        return Usage(self.input_tokens, self.output_tokens, cached_tokens)
 
 
 class _Incomplete(msgspec.Struct):
@@ -351,7 +353,7 @@ class Responses:
         if self._target.transport == "sse":
             body["stream"] = True
         body["max_output_tokens"] = planned.output_len
-        return body | _forced(planned, self._options) | self._target.extra
+        return {**body, **_forced(planned, self._options), **self._target.extra}
 
     def read(self, data: bytes) -> Told:
         if data == DONE:
@@ -378,7 +380,7 @@ def _about(kind: str, response: _Response) -> Told:
         incomplete = response.incomplete_details
         reason = "stop" if incomplete is None else incomplete.reason or "incomplete"
         told.finishes = ((0, _FINISHES.get(reason, reason)),)
-        told.usage = response.usage and response.usage.told()
+        told.usage = None if response.usage is None else response.usage.told()
         told.is_last = True
     return told
 

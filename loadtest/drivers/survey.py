@@ -111,27 +111,26 @@ async def find_options(target: Target, facts: Facts) -> Options:
     """Raises ServerUnreachableError if not even a bare request is answered."""
     text = " ".join(COMMON[:8])
     options = await _bare(target, facts, text)
-
-    async def takes(**more: bool) -> Trial:
-        nonlocal options
-        trial = await attempt(target, replace(options, **more), text)
-        if trial.turn is not None:
-            options = replace(options, **more)
-        return trial
-
-    await takes(tells_usage=True)
-    await takes(ignores_eos=True)
+    options = await _if_taken(target, replace(options, tells_usage=True), options, text)
+    options = await _if_taken(target, replace(options, ignores_eos=True), options, text)
     if not options.ignores_eos:
-        await takes(keeps_min_tokens=True)
-    if options.tells_usage and target.api != "responses":
-        before = options
-        trial = await takes(tells_usage_so_far=True)
-        counts = trial.timeline.piece_tokens
-        if counts is None or not any(counts[0][:1]):
-            options = before
+        options = await _if_taken(target, replace(options, keeps_min_tokens=True), options, text)
     if target.api == "responses":
-        options = await _with_histories(target, options, text)
-    return options
+        return await _with_histories(target, options, text)
+    return await _with_usage_so_far(target, options, text) if options.tells_usage else options
+
+
+async def _if_taken(target: Target, wanted: Options, otherwise: Options, text: str) -> Options:
+    trial = await attempt(target, wanted, text)
+    return otherwise if trial.turn is None else wanted
+
+
+async def _with_usage_so_far(target: Target, options: Options, text: str) -> Options:
+    """Many servers take the question for it and do not answer it."""
+    wanted = replace(options, tells_usage_so_far=True)
+    trial = await attempt(target, wanted, text)
+    counts = trial.timeline.piece_tokens
+    return wanted if trial.turn is not None and counts is not None and any(counts[0][:1]) else options
 
 
 async def _bare(target: Target, facts: Facts, text: str) -> Options:
@@ -157,10 +156,9 @@ async def _with_histories(target: Target, options: Options, text: str) -> Option
     second = await attempt(target, keeping, text, (first.turn,))
     if second.turn is None:
         return options
-    longer = first.usage is None or second.usage is None
-    if first.usage is not None and second.usage is not None:
-        longer = second.usage.prompt_tokens > first.usage.prompt_tokens
-    return keeping if longer else options
+    if first.usage is None or second.usage is None:
+        return keeping
+    return keeping if second.usage.prompt_tokens > first.usage.prompt_tokens else options
 
 
 # ---- words and what stands around them ---------------------------------------------------------
@@ -201,7 +199,7 @@ async def find_cost(target: Target, options: Options, words: Words) -> tuple[Tem
     if not options.tells_usage:
         return TemplateCost(0, 0), []
     short, long = words.probe(_SHORT), words.probe(_LONG)
-    past = (PastTurn(short, short),)
+    past = (PastTurn(short, f" {short}"),)
     counted = [
         trial.usage.prompt_tokens if trial.usage is not None else None
         for trial in [
