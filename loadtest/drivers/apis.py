@@ -349,7 +349,7 @@ class Responses:
         if past and past[-1].response_id and self._options.keeps_responses:
             body |= {"previous_response_id": past[-1].response_id, "input": planned.text}
         else:
-            body["input"] = _messages(planned, past) if past else planned.text
+            body["input"] = _items(planned, past) if past else planned.text
         if self._target.transport == "sse":
             body["stream"] = True
         body["max_output_tokens"] = planned.output_len
@@ -369,6 +369,16 @@ class Responses:
         if event.type == "error":
             return _refused(event)
         return Told() if event.response is None else _about(event.type, event.response)
+
+
+def _items(planned: PlannedRequest, past: Sequence[PastTurn]) -> list[dict[str, Any]]:
+    """Answers in full, as they were given: some servers know them by no less."""
+    items: list[dict[str, Any]] = []
+    for turn in past:
+        items.append({"role": "user", "content": turn.asked})
+        said = {"type": "output_text", "text": turn.answered, "annotations": []}
+        items.append({"type": "message", "role": "assistant", "status": "completed", "content": [said]})
+    return [*items, {"role": "user", "content": planned.text}]
 
 
 def _about(kind: str, response: _Response) -> Told:

@@ -104,9 +104,7 @@ class Connection(asyncio.Protocol):
         num_pieces = 0
         for event in events:
             num_pieces += answer.take(event, at)
-        if answer.is_over:
-            self._finish()
-        elif num_pieces and answer.pause_s:
+        if num_pieces and answer.pause_s and not answer.is_over:
             self._rest(num_pieces * answer.pause_s)
 
     def _fail(self, reason: str, at: float) -> None:

@@ -5,9 +5,11 @@ Runs on the event loop. Blocks: never.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 from loadtest.clock import Clock
+from loadtest.drivers.answer import Answer
 from loadtest.drivers.apis import http_failure
 from loadtest.drivers.connection import Connection, Dialer, Owner
 from loadtest.drivers.events import CONTENT_TYPE, EventReader, EventTooLongError
@@ -15,6 +17,7 @@ from loadtest.drivers.http_reader import BadHttpError, Head, ResponseReader
 from loadtest.drivers.target import Target
 
 _MAX_REFUSAL = 64 * 1024
+_ENDING_S = 1.0  # that a response may still be open after its answer's last event
 
 
 def request_head(
@@ -53,10 +56,12 @@ class _SseConnection(Connection):
 
     _response: ResponseReader | None = None
     _head: Head | None = None
+    _ending: asyncio.TimerHandle | None = None
 
     def _begin(self) -> None:
         self._response, self._head = ResponseReader(), None
         self._events = EventReader()
+        self._ending = None
         self._refusal = b""
 
     def _take(self, data: bytes, at: float) -> None:
@@ -64,7 +69,6 @@ class _SseConnection(Connection):
         if response is None:
             self.cut()  # nobody asked for it
             return
-        answer = self._answer
         try:
             body = response.feed(data)
             if self._head is None and response.head is not None:
@@ -79,8 +83,16 @@ class _SseConnection(Connection):
             return
         if response.is_over:
             self._take_last(at)
-        elif answer is not None and answer.is_over and not answer.was_ended:
-            self.cut()  # somebody left, and the server does not know
+        elif self._answer is not None and self._answer.is_over:
+            self._await_end(self._answer)
+
+    def _await_end(self, answer: Answer) -> None:
+        """The answer is over, its response is not: its last bytes come apart, or somebody left."""
+        if not answer.was_ended:
+            self._finish()
+            self.cut()
+        elif self._ending is None:
+            self._ending = asyncio.get_running_loop().call_later(_ENDING_S, self.cut)
 
     def _take_head(self, head: Head, at: float) -> None:
         self._head = head
@@ -99,6 +111,8 @@ class _SseConnection(Connection):
         assert self._head is not None
         self._end_answer(at)
         self._response = None
+        if self._ending is not None:
+            self._ending.cancel()
         if self._head.keeps_alive and self.is_open:
             self._owner.take_back(self)
         else:

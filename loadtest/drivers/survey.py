@@ -30,7 +30,7 @@ from loadtest.prompts import TemplateCost, Words
 from loadtest.results import Server
 from loadtest.timeline import Outcome, Timeline, Usage
 
-_FEW = 4  # tokens of a trial's answer
+_FEW, _FEW_OF_RESPONSE = 4, 16  # tokens of a trial's answer; OpenAI takes no fewer in a response
 _SHORT, _LONG = 16, 48  # words of the prompts that the template's cost is taken from
 _A_WINDOW = 1024  # of servers that do not tell theirs
 _MANY_COUNTS, _SOME_COUNTS = 400, 24  # by a tokenizer, or by usage, where each is a request
@@ -94,10 +94,9 @@ class Trial:
         return self.timeline.usage if self.timeline.outcome is Outcome.COMPLETED else None
 
 
-async def attempt(
-    target: Target, options: Options, text: str, past: tuple[PastTurn, ...] = (), output_len: int = _FEW
-) -> Trial:
+async def attempt(target: Target, options: Options, text: str, past: tuple[PastTurn, ...] = ()) -> Trial:
     driver = ServerDriver(target, options, MonotonicClock())
+    output_len = _FEW_OF_RESPONSE if target.api == "responses" else _FEW
     planned = PlannedRequest(0, text, input_len=0, output_len=output_len)
     timeline = Timeline(planned, len(past), 0, 0.0)
     try:
@@ -172,7 +171,7 @@ async def find_words(
     if options.tells_usage:
 
         async def count(text: str) -> int:
-            usage = (await attempt(target, options, text, output_len=1)).usage
+            usage = (await attempt(target, options, text)).usage
             return -1 if usage is None else usage.prompt_tokens
 
         words = await single_words(COMMON, count, _SOME_COUNTS)
@@ -189,7 +188,7 @@ async def _of_vocabulary(vocabulary: Vocabulary, window: int) -> list[str]:
 
     try:
         words = await single_words(await own_words(vocabulary, window), count, _MANY_COUNTS)
-        return await with_opening(words, count) if len(words) >= FEWEST else []
+        return await with_opening(words, vocabulary) if len(words) >= FEWEST else []
     except VocabularyError:
         return []
 

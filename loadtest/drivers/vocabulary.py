@@ -13,6 +13,7 @@ ENOUGH = 2000  # words; more make prompts no more different
 FEWEST = 32
 _BATCH = 64
 _STEP = 1000
+_NEAR = 16
 _IDS_READ = 24_000  # the first ones of a vocabulary are its commonest, but for bytes and marks
 _COMMON_TEXT = """
 the of and to in is that for it as was with on be by at this have from or had an they which you were all
@@ -89,11 +90,10 @@ def _is_plain(word: str) -> bool:
     return len(word) > 1 and word.isascii() and word.isalpha() and word.islower()
 
 
-async def with_opening(words: Sequence[str], count: Counter) -> list[str]:
+async def with_opening(words: Sequence[str], vocabulary: Vocabulary) -> list[str]:
     """The same with one in front that is a single token at the beginning of a text too, if one is near."""
-    base = await count(" ".join(words[:2])) - 1  # of a second word: one token
-    for at, word in enumerate(words[:16]):
-        if await count(word) == base and await count(f"{word} {words[0]}") == base + 1:
+    for at, word in enumerate(words[:_NEAR]):
+        if len(await vocabulary.tokens(word)) == 1:
             return [word, *words[:at], *words[at + 1 :]]
     return list(words)
 

@@ -91,6 +91,7 @@ class _WsConnection(Connection):
         if answer is not None:
             self._deliver(came.messages, at)
             if answer.is_over:
+                self._finish()
                 self._release(is_whole=answer.was_ended)
         if came.close_code is not None:
             self._write(Opcode.CLOSE, _NORMAL)

@@ -75,7 +75,9 @@ def test_a_history_is_messages_or_text_or_an_id() -> None:
     kept = api("responses").body(PLANNED, PAST)
     assert (kept["previous_response_id"], kept["input"]) == ("resp_1", "three small words")
     told = api("responses", Options()).body(PLANNED, PAST)
-    assert told["input"] == messages
+    said = {"type": "output_text", "text": " answer", "annotations": []}
+    answer = {"type": "message", "role": "assistant", "status": "completed", "content": [said]}
+    assert told["input"] == [messages[0], answer, messages[2]]
     assert "previous_response_id" not in told
 
 

@@ -221,6 +221,21 @@ async def test_a_connection_is_used_again(
     assert connections[0] in connections[3:]
 
 
+async def test_a_response_that_does_not_end_after_its_last_event_holds_up_nobody_for_long(
+    process: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loadtest.drivers.sse._ENDING_S", 0.05)
+    process.rewrite(Script(replies=(Reply(stays_open=True), Reply())))
+    drive = Drive(process)
+    timeline, _ = await drive.ask()
+    later, _ = await drive.ask()
+    await drive.driver.close()
+    assert (timeline.outcome, later.outcome) == (Outcome.COMPLETED, Outcome.COMPLETED)
+    assert timeline.ended_at is not None and later.sent_at is not None
+    assert later.sent_at - timeline.ended_at >= 0.04  # its end is stamped when it came
+    assert len({record.connection for record in process.records()}) == 2
+
+
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_request_on_a_connection_that_was_just_closed_is_put_on_another(
     process: ScriptedServer, way: tuple[ApiName, TransportName]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from loadtest.drivers.events import EventReader, EventTooLongError
 
-LINE = st.text(st.characters(exclude_characters="\r\n"), max_size=20)
+LINE = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=20)
 
 
 @given(st.lists(LINE), st.sets(st.integers(1, 300)), st.sampled_from(["\n", "\r\n"]))

@@ -35,6 +35,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     fail_after: int | None = None  # pieces; then an error is told in the stream
     raw: str = ""  # answered as it is, whatever it is, and closed
     tells_usage: bool = True
+    stays_open: bool = False  # the HTTP response does not end with the answer
     together: bool = False  # all pieces and the end in one write
 
 

@@ -319,8 +319,13 @@ class Peer(asyncio.Protocol):
         whole = [*history, *messages]
         house.histories[f"resp_{number}"] = [*whole, {"role": "assistant", "content": " so" * num_tokens}]
         turns = sum(message["role"] == "user" for message in whole)
-        words = sum(len(house.tokenizer.ids(message["content"])) for message in whole)
-        return messages[-1]["content"], words + script.first_cost + (turns - 1) * script.later_cost
+        words = sum(len(house.tokenizer.ids(_content(message))) for message in whole)
+        return _content(messages[-1]), words + script.first_cost + (turns - 1) * script.later_cost
+
+
+def _content(message: Json) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 async def main() -> None:

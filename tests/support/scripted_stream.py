@@ -132,7 +132,8 @@ class Stream:
     def _end(self, events: Sequence[bytes]) -> None:
         self._record.ended_at = time.perf_counter()
         self._sink.write(events)
-        self._sink.end()
+        if not self._reply.stays_open:
+            self._sink.end()
         self._finish()
 
     def _finish(self) -> None:

@@ -1,0 +1,88 @@
+"""Connections: by name, over TLS, and to who is not trusted."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from loadtest.clock import MonotonicClock
+from loadtest.drivers.apis import Options
+from loadtest.drivers.driver import ServerDriver
+from loadtest.drivers.target import ApiName, Target, TransportName
+from loadtest.plan import PlannedRequest, Reading
+from loadtest.timeline import Outcome, Timeline
+from tests.support.certificates import make_certificate
+from tests.support.scripted_openai import Reply, Script, ScriptedServer, scripted_openai
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[ScriptedServer]:
+    with scripted_openai(Script(replies=(Reply(gap_s=0.002),))) as server:
+        yield server
+
+
+async def ask(
+    url: str, api: ApiName = "chat", transport: TransportName = "sse", pause_s: float = 0.0
+) -> Timeline:
+    target = Target(url, "scripted", api=api, transport=transport, timeout_s=10)
+    driver = ServerDriver(target, Options(tells_usage=True), MonotonicClock())
+    planned = PlannedRequest(0, "some text", 0, 10, reading=Reading(pause_s=pause_s))
+    timeline = Timeline(planned, 0, 0, 0.0)
+    await driver.perform(driver.prepare(planned), (), timeline)
+    await driver.close()
+    return timeline
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    except (ConnectionError, ssl.SSLError):
+        pass
+    finally:
+        writer.close()
+
+
+@asynccontextmanager
+async def tls_in_front_of(server: ScriptedServer, context: ssl.SSLContext) -> AsyncIterator[str]:
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner = await asyncio.open_connection("127.0.0.1", server.port)
+        tasks.update((asyncio.create_task(_pass_on(reader, inner[1])),))
+        tasks.update((asyncio.create_task(_pass_on(inner[0], writer)),))
+
+    outer = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    try:
+        yield f"https://127.0.0.1:{outer.sockets[0].getsockname()[1]}"
+    finally:
+        outer.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_server_by_name(process: ScriptedServer) -> None:
+    timeline = await ask(f"http://localhost:{process.port}")
+    assert timeline.outcome is Outcome.COMPLETED
+
+
+async def test_a_host_that_nobody_knows() -> None:
+    assert (await ask("http://nobody.invalid")).reason == "host not found"
+
+
+async def test_tls_is_spoken_with_who_is_trusted(
+    process: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate = make_certificate(tmp_path, "server")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate.certfile, certificate.keyfile)
+    async with tls_in_front_of(process, context) as url:
+        assert (await ask(url)).reason == "tls failed"
+        monkeypatch.setenv("SSL_CERT_FILE", certificate.certfile)
+        assert (await ask(url, pause_s=0.001)).outcome is Outcome.COMPLETED
+        assert (await ask(url, "responses", "ws")).outcome is Outcome.COMPLETED
