@@ -6,14 +6,14 @@ Tokens are counted by what usage says and by nothing else; an event may bring no
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
 
 from loadtest.drivers.base import PastTurn
+from loadtest.drivers.failures import ErrorDetail, code_of, stream_failure
 from loadtest.drivers.target import Target
 from loadtest.plan import PlannedRequest
 from loadtest.timeline import Usage
@@ -21,8 +21,6 @@ from loadtest.timeline import Usage
 DONE = b"[DONE]"
 NOT_UNDERSTOOD = "event not understood"
 _ENCODER = msgspec.json.Encoder()
-_NAME = re.compile(r"[A-Za-z_][\w.-]{0,63}")
-_MAX_MESSAGE = 60
 _BAD_FINISHES = frozenset(("error", "abort"))
 
 
@@ -82,54 +80,6 @@ def encoded(body: dict[str, Any]) -> bytes:
     return _ENCODER.encode(body)
 
 
-# ---- what goes wrong ---------------------------------------------------------------------------
-
-
-class _Error(msgspec.Struct):
-    code: str | int | None = None
-    type: str | None = None
-    message: str | None = None
-
-
-class _ErrorBody(msgspec.Struct):
-    """OpenAI's shape, or its fields at the top, or only a text."""
-
-    error: _Error | str | None = None
-    detail: Any = None
-    code: str | int | None = None
-    type: str | None = None
-    message: str | None = None
-
-
-_ERROR_BODY = msgspec.json.Decoder(_ErrorBody)
-
-
-def http_failure(status: int, body: bytes) -> str:
-    """A short name that is the same for all failures of this kind."""
-    try:
-        found = _ERROR_BODY.decode(body)
-    except (msgspec.DecodeError, RecursionError):
-        return f"http {status}"
-    error = found.error
-    name = _named(error if isinstance(error, _Error) else _Error(found.code, found.type))
-    return f"http {status} {name}".rstrip()
-
-
-def _named(error: _Error) -> str:
-    """Its code if that is a word; numbers repeat the status."""
-    for name in (error.code, error.type):
-        if isinstance(name, str) and _NAME.fullmatch(name):
-            return name
-    return ""
-
-
-def _in_stream(error: _Error | str) -> Told:
-    if isinstance(error, str):
-        error = _Error(message=error)
-    what = _named(error) or (error.message or "unnamed").partition("\n")[0][:_MAX_MESSAGE]
-    return Told(failure=f"error in stream: {what}", is_last=True)
-
-
 # ---- chats and completions ---------------------------------------------------------------------
 
 
@@ -184,19 +134,20 @@ class _TextChoice(_Choice):
 class _ChatChunk(msgspec.Struct):
     choices: list[_ChatChoice] | None = None
     usage: _Usage | None = None
-    error: _Error | str | None = None
+    error: ErrorDetail | str | None = None
 
 
 class _TextChunk(msgspec.Struct):
     choices: list[_TextChoice] | None = None
     usage: _Usage | None = None
-    error: _Error | str | None = None
+    error: ErrorDetail | str | None = None
 
 
 class _Chunks:
     """What chats and completions have in common."""
 
     gives_choices = True
+    _decoder: ClassVar[msgspec.json.Decoder[Any]]
 
     def __init__(self, target: Target, options: Options) -> None:
         self._target = target
@@ -214,10 +165,18 @@ class _Chunks:
             body["n"] = planned.n
         return {**body, **_forced(planned, options), **self._target.extra}
 
+    def read(self, data: bytes) -> Told:
+        if data == DONE:
+            return Told(is_last=True)
+        try:
+            return _read_chunk(self._decoder.decode(data))
+        except (msgspec.DecodeError, RecursionError):
+            return Told(failure=NOT_UNDERSTOOD)
+
 
 def _read_chunk(chunk: _ChatChunk | _TextChunk) -> Told:
     if chunk.error is not None:
-        return _in_stream(chunk.error)
+        return Told(failure=stream_failure(chunk.error), is_last=True)
     pieces: list[Piece] = []
     finishes: list[tuple[int, str]] = []
     for choice in chunk.choices or ():
@@ -246,14 +205,6 @@ class Chat(_Chunks):
     def body(self, planned: PlannedRequest, past: Sequence[PastTurn]) -> dict[str, Any]:
         return {"messages": _messages(planned, past), **self._common(planned)}
 
-    def read(self, data: bytes) -> Told:
-        if data == DONE:
-            return Told(is_last=True)
-        try:
-            return _read_chunk(self._decoder.decode(data))
-        except (msgspec.DecodeError, RecursionError):
-            return Told(failure=NOT_UNDERSTOOD)
-
 
 class Completions(_Chunks):
     """``/v1/completions``. A history is one text. Implements Api."""
@@ -264,14 +215,6 @@ class Completions(_Chunks):
     def body(self, planned: PlannedRequest, past: Sequence[PastTurn]) -> dict[str, Any]:
         history = "".join(f"{turn.asked}{turn.answered} " for turn in past)
         return {"prompt": history + planned.text, **self._common(planned)}
-
-    def read(self, data: bytes) -> Told:
-        if data == DONE:
-            return Told(is_last=True)
-        try:
-            return _read_chunk(self._decoder.decode(data))
-        except (msgspec.DecodeError, RecursionError):
-            return Told(failure=NOT_UNDERSTOOD)
 
 
 def _messages(planned: PlannedRequest, past: Sequence[PastTurn]) -> list[dict[str, str]]:
@@ -307,7 +250,7 @@ class _Incomplete(msgspec.Struct):
 class _Response(msgspec.Struct):
     id: str = ""
     usage: _ResponseUsage | None = None
-    error: _Error | str | None = None
+    error: ErrorDetail | str | None = None
     incomplete_details: _Incomplete | None = None
 
 
@@ -316,7 +259,7 @@ class _ResponseEvent(msgspec.Struct):
     delta: Any = None
     response: _Response | None = None
     status: int | None = None
-    error: _Error | str | None = None
+    error: ErrorDetail | str | None = None
     code: str | int | None = None
     message: str | None = None
 
@@ -384,7 +327,7 @@ def _items(planned: PlannedRequest, past: Sequence[PastTurn]) -> list[dict[str, 
 def _about(kind: str, response: _Response) -> Told:
     """An event with the response in it; most say nothing new."""
     if kind == "response.failed":
-        return _in_stream(response.error or "unnamed")
+        return Told(failure=stream_failure(response.error or "unnamed"), is_last=True)
     told = Told(response_id=response.id)
     if kind in _ENDINGS:
         incomplete = response.incomplete_details
@@ -397,7 +340,7 @@ def _about(kind: str, response: _Response) -> Told:
 
 def _refused(event: _ResponseEvent) -> Told:
     """By the name it has over HTTP, if it has come instead of an answer; over a WebSocket that looks so."""
-    error = event.error or _Error(event.code, message=event.message)
-    if event.status is not None and isinstance(error, _Error):
-        return Told(failure=f"http {event.status} {_named(error)}".rstrip(), is_last=True)
-    return _in_stream(error)
+    error = event.error or ErrorDetail(event.code, message=event.message)
+    if event.status is not None and isinstance(error, ErrorDetail):
+        return Told(failure=f"http {event.status} {code_of(error)}".rstrip(), is_last=True)
+    return Told(failure=stream_failure(error), is_last=True)

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 from loadtest.clock import Clock
 from loadtest.drivers.answer import Answer
-from loadtest.drivers.apis import http_failure
 from loadtest.drivers.connection import Connection, Dialer, Owner
 from loadtest.drivers.events import CONTENT_TYPE, EventReader, EventTooLongError
+from loadtest.drivers.failures import http_failure
 from loadtest.drivers.http_reader import BadHttpError, Head, ResponseReader
 from loadtest.drivers.target import Target
 

@@ -10,8 +10,8 @@ import base64
 import os
 
 from loadtest.clock import Clock
-from loadtest.drivers.apis import http_failure
 from loadtest.drivers.connection import ConnectError, Connection, Dialer, Owner
+from loadtest.drivers.failures import http_failure
 from loadtest.drivers.frames import BadFrameError, FrameReader, Opcode, accept_of, frame
 from loadtest.drivers.http_reader import BadHttpError, ResponseReader
 from loadtest.drivers.sse import request_head

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loadtest.drivers.apis import Api, Options, Piece, Told, api_of, http_failure
+from loadtest.drivers.apis import Api, Options, Piece, Told, api_of
 from loadtest.drivers.base import PastTurn
 from loadtest.drivers.target import ApiName, Target, TransportName
 from loadtest.plan import PlannedRequest
@@ -177,19 +177,3 @@ def test_a_response_that_fails_and_one_that_is_refused() -> None:
     told = read("responses", {"type": "error", "status": 429, "error": {"code": "rate_limit_exceeded"}})
     assert (told.failure, told.is_last) == ("http 429 rate_limit_exceeded", True)
     assert read("responses", {"type": "error", "code": "x_y"}).failure == "error in stream: x_y"
-
-
-@pytest.mark.parametrize(
-    ("body", "reason"),
-    [
-        (b'{"error": {"code": "rate_limit_exceeded", "type": "requests"}}', "http 429 rate_limit_exceeded"),
-        (b'{"error": {"code": 429, "type": "overloaded_error"}}', "http 429 overloaded_error"),
-        (b'{"object": "error", "type": "BadRequestError", "code": 400}', "http 429 BadRequestError"),
-        (b'{"error": {"code": "in words, at length"}}', "http 429"),
-        (b'{"detail": [1]}', "http 429"),
-        (b"<html>", "http 429"),
-        (b"", "http 429"),
-    ],
-)
-def test_a_refusal_is_named_by_status_and_code(body: bytes, reason: str) -> None:
-    assert http_failure(429, body) == reason

