@@ -194,18 +194,16 @@ class Dialer:
 
     async def dial(self, make: Callable[[], Dialled]) -> Dialled:
         """Raises ConnectError."""
-        loop = asyncio.get_running_loop()
-        try:
-            if not self._found:
-                self._found = await self._look_up()
-            for family, host in self._found[:-1]:
-                try:
-                    return await self._connect(loop, make, family, host)
-                except OSError:
-                    self._found = [*self._found[1:], self._found[0]]  # the next one first, from now on
-            return await self._connect(loop, make, *self._found[-1])
-        except OSError as error:
-            raise ConnectError(loss_reason(error)) from None
+        if not self._found:
+            self._found = await self._look_up()
+        error: OSError | None = None
+        for place in list(self._found):
+            try:
+                return await self._connect(make, *place)
+            except OSError as this:
+                error = this
+                self._found = [*self._found[1:], self._found[0]]  # the next one first, from now on
+        raise ConnectError("host not found" if error is None else loss_reason(error))
 
     async def _look_up(self) -> list[tuple[int, str]]:
         try:
@@ -216,11 +214,9 @@ class Dialer:
             raise ConnectError("host not found") from None
         return [(family, str(place[0])) for family, _, _, _, place in found]
 
-    async def _connect(
-        self, loop: asyncio.AbstractEventLoop, make: Callable[[], Dialled], family: int, host: str
-    ) -> Dialled:
+    async def _connect(self, make: Callable[[], Dialled], family: int, host: str) -> Dialled:
         name = self._address.host if self._tls else None
-        _, protocol = await loop.create_connection(
+        _, protocol = await asyncio.get_running_loop().create_connection(
             make, host, self._address.port, family=family, ssl=self._tls, server_hostname=name
         )
         return protocol

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ import pytest
 
 from loadtest.clock import MonotonicClock
 from loadtest.drivers.apis import Options
+from loadtest.drivers.connection import Dialer
 from loadtest.drivers.driver import ServerDriver
 from loadtest.drivers.target import ApiName, Target, TransportName
 from loadtest.plan import PlannedRequest, Reading
@@ -69,6 +71,16 @@ async def tls_in_front_of(server: ScriptedServer, context: ssl.SSLContext) -> As
 async def test_a_server_by_name(process: ScriptedServer) -> None:
     timeline = await ask(f"http://localhost:{process.port}")
     assert timeline.outcome is Outcome.COMPLETED
+
+
+async def test_the_next_address_of_a_host_where_nobody_listens_at_the_first(
+    process: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def look_up(dialer: Dialer) -> list[tuple[int, str]]:
+        return [(socket.AF_INET, "127.0.0.2"), (socket.AF_INET, "127.0.0.1")]
+
+    monkeypatch.setattr(Dialer, "_look_up", look_up)
+    assert (await ask(process.url)).outcome is Outcome.COMPLETED
 
 
 async def test_a_host_that_nobody_knows() -> None:

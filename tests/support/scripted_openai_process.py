@@ -143,6 +143,8 @@ class Peer(asyncio.Protocol):
         self._house = house
         self._buffer = b""
         self._is_socket = False
+        self._has_ponged = False
+        self._held: list[bytes] = []
         self._num_asked = 0
         self._stream: Stream | None = None
 
@@ -244,13 +246,22 @@ class Peer(asyncio.Protocol):
             return False
         mask, payload = buffer[start : start + 4], buffer[start + 4 : start + 4 + size]
         self._buffer = buffer[start + 4 + size :]
-        opcode = buffer[0] & 0x0F
+        text = bytes(byte ^ mask[at % 4] for at, byte in enumerate(payload))
+        self._take_message(buffer[0] & 0x0F, text)
+        return True
+
+    def _take_message(self, opcode: int, payload: bytes) -> None:
+        """Nobody is answered who does not answer a ping."""
         if opcode == 8:
             self._transport.close()
+        elif opcode == 1 and self._has_ponged:
+            self._generate("/v1/responses", json.loads(payload), SocketSink(self._transport))
         elif opcode == 1:
-            text = bytes(byte ^ mask[at % 4] for at, byte in enumerate(payload))
-            self._generate("/v1/responses", json.loads(text), SocketSink(self._transport))
-        return True
+            self._held.append(payload)
+        elif opcode == 10:
+            self._has_ponged = True
+            while self._held:
+                self._take_message(1, self._held.pop(0))
 
     # ---- answers --------------------------------------------------------------------------------
 
