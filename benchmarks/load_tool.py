@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import uvloop
 
@@ -27,14 +27,13 @@ from loadtest.clock import MonotonicClock
 from loadtest.drivers.apis import Options
 from loadtest.drivers.driver import ServerDriver
 from loadtest.drivers.open_files import allow_connections
-from loadtest.drivers.target import Target
+from loadtest.drivers.target import ApiName, Target, TransportName
 from loadtest.plan import PlannedRequest
 from loadtest.timeline import Outcome, Timeline
 from tests.support.scripted_openai import Record, Reply, Script, scripted_openai
 
 _PROBE_S = 0.005
 _MAX_LAG_MS = 5.0
-TransportName = Literal["sse", "ws"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,37 +50,25 @@ class Figures:
     delivery_p99: float
 
 
+@dataclass(slots=True)
+class _Cost:
+    used_s: float
+    passed_s: float
+    lags_s: list[float]
+
+
 async def measure(transport: TransportName, *, streams: int, gap_s: float, length_s: float) -> Figures:
     """Every stream is one answer of ``length_s``; they start spread over one gap."""
-    script = Script(replies=(Reply(gap_s=gap_s),))
-    with scripted_openai(script) as server, _apart_from(server.pid):
-        target = Target(
-            server.url, "scripted", api="chat" if transport == "sse" else "responses", transport=transport
-        )
+    with scripted_openai(Script(replies=(Reply(gap_s=gap_s),))) as server, _apart_from(server.pid):
+        api: ApiName = "chat" if transport == "sse" else "responses"
+        target = Target(server.url, "scripted", api=api, transport=transport)
         driver = ServerDriver(target, Options(tells_usage=True), clock := MonotonicClock())
         origin = time.perf_counter() - clock.now()
         requests = [PlannedRequest(i, f"stream {i}", 12, round(length_s / gap_s)) for i in range(streams)]
-        calls = [driver.prepare(planned) for planned in requests]
         timelines = [Timeline(planned, 0, 12, 0.0) for planned in requests]
-        gc.collect()
-        gc.freeze()
-
-        async def user(index: int) -> None:
-            await clock.sleep_until(started + gap_s * index / streams)
-            await driver.perform(calls[index], (), timelines[index])
-
-        started = clock.now()
-        async with asyncio.TaskGroup() as users:
-            lags: list[float] = []
-            probe = users.create_task(_probe(clock, lags))
-            used_s = time.process_time()
-            await asyncio.gather(*(user(index) for index in range(streams)))
-            used_s = time.process_time() - used_s
-            probe.cancel()
-        wall_s = clock.now() - started
-        gc.unfreeze()
+        cost = await _read_all(driver, clock, timelines, gap_s)
         await driver.close()
-        delays = _delays(timelines, await asyncio.to_thread(server.records), origin)
+        delays_s = _delays(timelines, await asyncio.to_thread(server.records), origin)
     failed = {timeline.reason for timeline in timelines if timeline.outcome is not Outcome.COMPLETED}
     if failed:
         raise RuntimeError(f"requests failed: {', '.join(sorted(failed))}")
@@ -89,11 +76,33 @@ async def measure(transport: TransportName, *, streams: int, gap_s: float, lengt
     return Figures(
         transport,
         streams,
-        tokens / wall_s,
-        used_s / wall_s,
-        *(1000 * share for share in (_quantile(lags, 0.5), _quantile(lags, 0.99))),
-        *(1000 * share for share in (_quantile(delays, 0.5), _quantile(delays, 0.99))),
+        tokens / cost.passed_s,
+        cost.used_s / cost.passed_s,
+        *(1000 * _quantile(values, share) for values in (cost.lags_s, delays_s) for share in (0.5, 0.99)),
     )
+
+
+async def _read_all(
+    driver: ServerDriver, clock: MonotonicClock, timelines: Sequence[Timeline], gap_s: float
+) -> _Cost:
+    calls = [driver.prepare(timeline.planned) for timeline in timelines]
+    lags_s: list[float] = []
+
+    async def user(index: int) -> None:
+        await clock.sleep_until(began_at + gap_s * index / len(calls))
+        await driver.perform(calls[index], (), timelines[index])
+
+    gc.collect()
+    gc.freeze()
+    probe = asyncio.create_task(_probe(clock, lags_s), name="lag-probe")
+    began_at, used_s = clock.now(), time.process_time()
+    try:
+        await asyncio.gather(*(user(index) for index in range(len(calls))))
+    finally:
+        gc.unfreeze()
+        probe.cancel()
+        await asyncio.gather(probe, return_exceptions=True)
+    return _Cost(time.process_time() - used_s, clock.now() - began_at, lags_s)
 
 
 @contextlib.contextmanager

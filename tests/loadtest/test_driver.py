@@ -91,6 +91,21 @@ async def test_what_comes_is_stamped_after_it_was_written_and_in_order(
     assert timeline.finish_reasons == ["length"]
 
 
+@pytest.mark.case("G4")
+@pytest.mark.parametrize("way", WAYS)
+async def test_tokens_are_counted_by_usage_whatever_text_they_are(
+    process: ScriptedServer, way: tuple[ApiName, TransportName]
+) -> None:
+    """A hundred spaces, in seven pieces; a tokenizer would make a handful of tokens of their text."""
+    process.rewrite(Script(replies=(Reply(word="", tokens_each=15),)))
+    drive = Drive(process, way)
+    timeline, turn = await drive.ask(output_len=100)
+    await drive.driver.close()
+    assert turn is not None and turn.answered == " " * 100
+    assert len(timeline.piece_times[0]) == 7
+    assert timeline.usage is not None and timeline.usage.completion_tokens == 100
+
+
 @pytest.mark.parametrize("way", WAYS)
 async def test_tokens_are_counted_by_usage_however_few_pieces_they_come_in(
     process: ScriptedServer, way: tuple[ApiName, TransportName]
@@ -264,8 +279,9 @@ async def test_a_request_that_is_cancelled_stays_unfinished_and_leaves_nothing_r
     planned = PlannedRequest(0, TEXT, 0, 1000)
     timeline = Timeline(planned, 0, 0, 0.0)
     asking = asyncio.create_task(drive.driver.perform(drive.driver.prepare(planned), (), timeline))
-    while not (timeline.piece_times and timeline.piece_times[0]):
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(10):
+        while not (timeline.piece_times and timeline.piece_times[0]):
+            await asyncio.sleep(0.005)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
@@ -296,8 +312,9 @@ async def test_who_leaves_is_gone_for_the_server_too(
     drive = Drive(process, way)
     timeline, turn = await drive.ask(output_len=1000, reading=Reading(leave_after=3))
     later, _ = await drive.ask()
-    while not process.records()[0].was_left:
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(10):
+        while not process.records()[0].was_left:
+            await asyncio.sleep(0.01)
     await drive.driver.close()
     assert (timeline.outcome, turn) == (Outcome.LEFT, None)
     assert len(timeline.piece_times[0]) == 3
