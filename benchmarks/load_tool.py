@@ -28,11 +28,11 @@ from loadtest.drivers.apis import Options
 from loadtest.drivers.driver import ServerDriver
 from loadtest.drivers.open_files import allow_connections
 from loadtest.drivers.target import ApiName, Target, TransportName
+from loadtest.lag import LagMeter
 from loadtest.plan import PlannedRequest
 from loadtest.timeline import Outcome, Timeline
 from tests.support.scripted_openai import Record, Reply, Script, scripted_openai
 
-_PROBE_S = 0.005
 _MAX_LAG_MS = 5.0
 
 
@@ -85,16 +85,16 @@ async def measure(transport: TransportName, *, streams: int, gap_s: float, lengt
 async def _read_all(
     driver: ServerDriver, clock: MonotonicClock, timelines: Sequence[Timeline], gap_s: float
 ) -> _Cost:
+    gc.collect()
+    gc.freeze()
     calls = [driver.prepare(timeline.planned) for timeline in timelines]
-    lags_s: list[float] = []
+    meter = LagMeter(MonotonicClock())
 
     async def user(index: int) -> None:
         await clock.sleep_until(began_at + gap_s * index / len(calls))
         await driver.perform(calls[index], (), timelines[index])
 
-    gc.collect()
-    gc.freeze()
-    probe = asyncio.create_task(_probe(clock, lags_s), name="lag-probe")
+    probe = asyncio.create_task(meter.watch(), name="lag-meter")
     began_at, used_s = clock.now(), time.process_time()
     try:
         await asyncio.gather(*(user(index) for index in range(len(calls))))
@@ -102,7 +102,7 @@ async def _read_all(
         gc.unfreeze()
         probe.cancel()
         await asyncio.gather(probe, return_exceptions=True)
-    return _Cost(time.process_time() - used_s, clock.now() - began_at, lags_s)
+    return _Cost(time.process_time() - used_s, clock.now() - began_at, meter.samples_s)
 
 
 @contextlib.contextmanager
@@ -116,14 +116,6 @@ def _apart_from(pid: int) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, cores)
-
-
-async def _probe(clock: MonotonicClock, lags: list[float]) -> None:
-    """Rounded up to a millisecond by the event loop's timers, so that it is never told too low."""
-    while True:
-        due = clock.now() + _PROBE_S
-        await asyncio.sleep(_PROBE_S)
-        lags.append(clock.now() - due)
 
 
 def _delays(timelines: Sequence[Timeline], records: Sequence[Record], origin: float) -> list[float]:
