@@ -1,0 +1,206 @@
+"""What a reader of a report must know besides its figures: what to doubt, and what it was run with. Pure."""
+
+from __future__ import annotations
+
+import bisect
+import math
+import re
+import statistics
+from collections.abc import Iterator, Sequence
+from urllib.parse import urlsplit, urlunsplit
+
+from loadtest.results import CompareReport, Report, RequestRow, RunReport, SweepReport
+from loadtest.workload import Arrival, WorkloadSpec
+
+EXIT_NOTHING_DONE = 1
+EXIT_USER_ERROR = 2
+EXIT_NOT_TO_BE_TRUSTED = 3
+EXIT_INTERRUPTED = 130
+HIDDEN = "***"
+_SECRET_FLAG = re.compile(r"--?(?:[a-z0-9-]*-)?(?:key|keys|token|secret|password)(?:-[ab])?")
+_SECRET_NAME = re.compile(r"[A-Z0-9_]*(?:KEY|TOKEN|SECRET|PASSWORD)[A-Z0-9_]*=")
+_HEADER_FLAGS = ("--header", "--header-b", "-H")
+_FEW_FOR_P99 = 100
+_SLOWER = 1.2  # latency of the last third of an open load by that of the second, if it grows
+_FEW_FOR_THIRDS = 10
+_MANY_CACHED = 0.01  # share of the prompts' tokens
+
+
+def run_notes(report: RunReport, *, salted: bool, dropped: int) -> list[str]:
+    """Plain sentences, the gravest first, about what no other field of the report says.
+
+    ``dropped``: rows of a trace that were left out in each repeat.
+    """
+    return [
+        *_notes_of_backlog(report),
+        *_notes_of_tokens(report),
+        *_notes_of_cache(report, salted),
+        *_notes_of_samples(report),
+        *(
+            [f"Left out, since they do not fit the server's context window: {dropped} rows."]
+            if dropped
+            else []
+        ),
+    ]
+
+
+def _notes_of_backlog(report: RunReport) -> Iterator[str]:
+    """A rate that the server cannot bear has no latency of its own: it grows as long as one measures."""
+    if report.schedule.asked_rate is not None and _fell_behind(
+        [repeat.requests for repeat in report.repeats]
+    ):
+        yield (
+            "The server fell behind: as long as requests came, there were more and more in it, and each took"
+            " longer. At this rate there is no steady state: latencies depend on how long the run is."
+        )
+
+
+def _fell_behind(repeats: Sequence[Sequence[RequestRow]]) -> bool:
+    """Whether the last third of the requests met clearly more others than the second did, and was slower.
+
+    More than chance makes of it: a number that is steady differs from itself by about its root.
+    """
+    second, last = list[RequestRow](), list[RequestRow]()
+    met = [list[int](), list[int]()]
+    for rows in repeats:
+        in_order = sorted(rows, key=lambda row: row.intended_ms)
+        in_it = _numbers_in_flight(in_order)
+        third = len(in_order) // 3
+        second += in_order[third : 2 * third]
+        last += in_order[2 * third :]
+        met[0] += in_it[third : 2 * third]
+        met[1] += in_it[2 * third :]
+    if len(second) < _FEW_FOR_THIRDS or not (times := (_median_time(second), _median_time(last)))[0]:
+        return False
+    before, after = map(statistics.fmean, met)
+    return after > before + 2 * math.sqrt(before) and times[1] > times[0] * _SLOWER
+
+
+def _numbers_in_flight(rows: Sequence[RequestRow]) -> list[int]:
+    """For each request, by intended time: how many were due by then and had not ended."""
+    ends = sorted(row.ended_ms for row in rows if row.ended_ms is not None)
+    return [due - bisect.bisect(ends, row.intended_ms) for due, row in enumerate(rows, start=1)]
+
+
+def _median_time(rows: Sequence[RequestRow]) -> float:
+    """Latency by tokens of the answer, which differ in a trace; 0 where nothing completed."""
+    took = [
+        (row.ended_ms - row.intended_ms) / row.output_len
+        for row in rows
+        if row.outcome == "completed" and row.ended_ms is not None
+    ]
+    return statistics.median(took) if took else 0.0
+
+
+def _notes_of_tokens(report: RunReport) -> Iterator[str]:
+    server = report.server
+    if not server.forces_lengths:
+        yield (
+            "The server does not let a client force the length of an answer: answers are as long as the model"
+            " made them, at most what was planned."
+        )
+    if not server.words_verified:
+        yield "No tokenizer could be asked whether the prompts' words are one token each; usage says that."
+
+
+def _notes_of_cache(report: RunReport, salted: bool) -> Iterator[str]:
+    summary = report.summary
+    if not salted:
+        yield "--keep-cache: the prompts are those of earlier runs with this seed; the server may know them."
+    if summary.cached_tokens is None:
+        yield "The server does not say how much of the prompts it had in its cache."
+    elif summary.prompt_tokens and summary.cached_tokens > _MANY_CACHED * summary.prompt_tokens:
+        share = summary.cached_tokens / summary.prompt_tokens
+        yield f"{share:.1%} of the prompts' tokens came from the server's cache."
+
+
+def _notes_of_samples(report: RunReport) -> Iterator[str]:
+    summary = report.summary
+    if 0 < summary.completed < _FEW_FOR_P99:
+        yield f"Of fewer than {_FEW_FOR_P99} requests a p99 is hardly more than their maximum."
+    if len(report.repeats) == 1:
+        yield "One run only: its intervals know how requests differ, not how one run differs from the next."
+    if not report.warmup_requests:
+        yield "There was no warm-up: what a server does once, for its first requests, is in the figures."
+
+
+def load_label(spec: WorkloadSpec, rate: float | None, endpoint: str, transport: str) -> str:
+    """One line: what is asked, of whom and how fast."""
+    asked = spec.as_json()
+    arrival = spec.arrival_at(rate)
+    if arrival is Arrival.CLOSED:
+        pace = f"{spec.max_concurrency} user{'s' if spec.max_concurrency != 1 else ''}"
+    elif rate is None:
+        pace = f"times of {asked['trace']} × {spec.trace_scale:g}"
+    else:
+        to = "" if spec.ramp_to is None else f" to {spec.ramp_to:g}"
+        pace = f"{rate:g}{to} a second, {arrival.value}"
+    lengths = f"{asked['input_len']} → {asked['output_len']} tokens"
+    if asked["trace"] is not None and "trace" in (asked["input_len"], asked["output_len"]):
+        lengths = (
+            f"lengths of {asked['trace']}"
+            if asked["input_len"] == asked["output_len"]
+            else f"{lengths} ({asked['trace']})"
+        )
+    more = [f"{spec.turns} turns"] * (spec.turns != "1") + [f"{spec.n} answers each"] * (spec.n > 1)
+    over = {"sse": "SSE", "ws": "WebSocket"}[transport]
+    return "; ".join([pace, lengths, *more, f"{endpoint} over {over}"])
+
+
+# ---- what it was run with --------------------------------------------------------------------------
+
+
+def without_secrets(arguments: Sequence[str]) -> list[str]:
+    """A command line with keys, tokens, passwords and values of headers hidden, also those of a server."""
+    shown, before = list[str](), ""
+    for word in arguments:
+        flag, is_assigned, value = word.partition("=")
+        if before in _HEADER_FLAGS:
+            shown.append(_header(word))
+        elif _SECRET_FLAG.fullmatch(before):
+            shown.append(HIDDEN)
+        elif is_assigned and flag in _HEADER_FLAGS:
+            shown.append(f"{flag}={_header(value)}")
+        elif is_assigned and (_SECRET_FLAG.fullmatch(flag) or _SECRET_NAME.fullmatch(f"{flag}=")):
+            shown.append(f"{flag}={HIDDEN}")
+        else:
+            shown.append(without_user(word))
+        before = "" if is_assigned else word
+    return shown
+
+
+def without_user(url: str) -> str:
+    """A URL without the user and password in it; anything else as it is."""
+    if "://" not in url or "@" not in url:
+        return url
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def _header(text: str) -> str:
+    return f"{text.partition(':')[0]}: {HIDDEN}"
+
+
+# ---- what came of it -------------------------------------------------------------------------------
+
+
+def exit_status(report: Report) -> int:
+    runs = _runs(report)
+    if any(run.interrupted for run in runs):
+        return EXIT_INTERRUPTED
+    done = [run.summary.completed > 0 for run in runs]
+    if not (all(done) if isinstance(report, CompareReport) else any(done)):
+        return EXIT_NOTHING_DONE
+    if all(run.schedule.on_schedule and run.usage.within for run in runs):
+        return 0
+    return EXIT_NOT_TO_BE_TRUSTED
+
+
+def _runs(report: Report) -> list[RunReport]:
+    match report:
+        case SweepReport():
+            return [point.run for point in report.points]
+        case CompareReport():
+            return [report.a, report.b]
+        case RunReport():
+            return [report]

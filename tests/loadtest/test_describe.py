@@ -1,0 +1,181 @@
+"""What a report says besides its figures, and what it keeps to itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from loadtest.describe import exit_status, run_notes, without_secrets, without_user
+from loadtest.results import (
+    FORMAT,
+    CompareReport,
+    Repeat,
+    RequestRow,
+    RunReport,
+    Schedule,
+    Server,
+    Summary,
+    SweepPoint,
+    SweepReport,
+    Tool,
+    UsageCheck,
+)
+
+SUMMARY = Summary(
+    ttft_ms=None, ttft_from_send_ms=None, itl_ms=None, tpot_ms=None, e2e_ms=None, e2e_from_send_ms=None,
+    normalized_ms=None, queue_ms=None,
+    duration_s=10.0,
+    output_tok_s=100.0,
+    total_tok_s=200.0,
+    request_rate=10.0,
+    goodput=None,
+    slo_attainment=None,
+    completed=200,
+    failed=0,
+    left=0,
+    unfinished=0,
+    failures={},
+    tokens_per_piece=1.0,
+    exact_token_times=True,
+    prompt_tokens=1000,
+    completion_tokens=1000,
+    cached_tokens=0,
+)  # fmt: skip
+SCHEDULE = Schedule(2.0, 2.0, None, None, 0, 3, True, [])
+
+
+def rows(latencies_ms: list[float]) -> list[RequestRow]:
+    return [
+        RequestRow(index, 0, 5, 5, index * 100.0, index * 100.0, None, index * 100.0 + took, "completed")
+        for index, took in enumerate(latencies_ms)
+    ]
+
+
+def report(latencies_ms: list[float] | None = None, **changes: Any) -> RunReport:
+    """One without a fault, with what is given in place of its own. Fields of its summary go there."""
+    of_summary = {name: changes.pop(name) for name in list(changes) if name in Summary.__struct_fields__}
+    summary = replace(SUMMARY, **of_summary)
+    repeats = [Repeat("salt", "", summary, SCHEDULE, rows(latencies_ms or [10.0] * 60), []) for _ in range(2)]
+    run = RunReport(
+        format=FORMAT,
+        tool=Tool("0", "3", "", 2, []),
+        server=Server("http://here", "m", "tidegate", "1", 2048, True, 1000, True),
+        workload={},
+        label="",
+        slo={},
+        warmup_requests=4,
+        interrupted=False,
+        usage=UsageCheck(10, 10, 10, 10, True, ""),
+        summary=summary,
+        schedule=SCHEDULE,
+        repeats=repeats,
+        notes=[],
+    )
+    return replace(run, **changes)
+
+
+def notes(run: RunReport, *, salted: bool = True, dropped: int = 0) -> str:
+    return "\n".join(run_notes(run, salted=salted, dropped=dropped))
+
+
+def test_where_there_is_nothing_to_doubt_nothing_is_said() -> None:
+    assert notes(report()) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"cached_tokens": 300}, "30.0% of the prompts' tokens"),
+        ({"cached_tokens": None}, "does not say how much"),
+        ({"completed": 40}, "Of fewer than 100 requests"),
+        ({"warmup_requests": 0}, "no warm-up"),
+        ({"server": Server("u", "m", "unknown", "", None, False, 9, True)}, "does not let a client force"),
+        ({"server": Server("u", "m", "unknown", "", None, True, 9, False)}, "No tokenizer could be asked"),
+    ],
+)  # fmt: skip
+def test_what_a_reader_must_know_is_said(changes: dict[str, Any], said: str) -> None:
+    assert said in notes(report(**changes))
+
+
+def test_one_repeat_kept_caches_and_dropped_rows_are_said() -> None:
+    run = report()
+    assert "One run only" in notes(replace(run, repeats=run.repeats[:1]))
+    assert "--keep-cache" in notes(run, salted=False)
+    assert "context window: 12 rows" in notes(run, dropped=12)
+
+
+def test_a_server_that_falls_behind_is_told_from_one_that_keeps_up() -> None:
+    growing = [100.0 + 50 * index for index in range(60)]
+    assert "The server fell behind" in notes(report(growing))
+    assert "fell behind" not in notes(report([100.0, 900.0, 150.0] * 20))
+    assert "fell behind" not in notes(report(growing[:15])), "fifteen requests tell nothing"
+    closed = replace(report(growing), schedule=replace(SCHEDULE, asked_rate=None))
+    assert "fell behind" not in notes(closed), "users wait for their answers: they ask less"
+
+
+def test_a_trace_whose_answers_get_longer_is_no_server_that_falls_behind() -> None:
+    run = report()
+    longer = [
+        replace(row, output_len=5 * (index + 1), ended_ms=row.intended_ms + 50.0 * (index + 1))
+        for index, row in enumerate(rows([0.0] * 60))
+    ]
+    assert "fell behind" not in notes(replace(run, repeats=[replace(run.repeats[0], requests=longer)] * 2))
+
+
+# ---- secrets ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (["--api-key", "s3cret", "--rate", "2"], ["--api-key", "***", "--rate", "2"]),
+        (["--api-key=s3cret"], ["--api-key=***"]),
+        (["--api-key-b", "s3cret"], ["--api-key-b", "***"]),
+        (["--header", "Authorization: Bearer s3cret"], ["--header", "Authorization: ***"]),
+        (["--header=X-Key: s3cret"], ["--header=X-Key: ***"]),
+        (["--base-url", "https://me:s3cret@host:1/v1"], ["--base-url", "https://host:1/v1"]),
+        (["--", "env", "HF_TOKEN=s3cret", "serve"], ["--", "env", "HF_TOKEN=***", "serve"]),
+        (["--", "serve", "--admin-key", "s3cret"], ["--", "serve", "--admin-key", "***"]),
+        (["--max-tokens", "512", "--tokenizer", "t"], ["--max-tokens", "512", "--tokenizer", "t"]),
+        (["--slo", "ttft=1s", "a=b"], ["--slo", "ttft=1s", "a=b"]),
+    ],
+)  # fmt: skip
+def test_secrets_are_hidden_and_nothing_else(given: list[str], shown: list[str]) -> None:
+    assert without_secrets(given) == shown
+
+
+def test_the_user_of_an_address_is_left_out() -> None:
+    assert without_user("http://a:b@[::1]:8/v1") == "http://[::1]:8/v1"
+    assert without_user("me@host") == "me@host"
+
+
+# ---- exit codes ------------------------------------------------------------------------------------
+
+OFF = report(schedule=replace(SCHEDULE, on_schedule=False, faults=["The tool was late."]))
+UNEQUAL = report(usage=UsageCheck(10, 13, 10, 10, False, ""))
+EMPTY = report(completed=0, failed=5)
+
+
+@pytest.mark.parametrize(
+    ("run", "status"),
+    [(report(), 0), (OFF, 3), (UNEQUAL, 3), (EMPTY, 1), (replace(OFF, interrupted=True), 130)],
+)
+def test_exit_status_of_a_run(run: RunReport, status: int) -> None:
+    assert exit_status(run) == status
+
+
+def test_exit_status_of_several_runs() -> None:
+    def sweep(*runs: RunReport) -> SweepReport:
+        points = [SweepPoint(1.0, None, run) for run in runs]
+        return SweepReport(FORMAT, "rate", points, None, "", None, None, 0.9, [])
+
+    def both(a: RunReport, b: RunReport) -> CompareReport:
+        return CompareReport(FORMAT, a, b, [], [], "", [])
+
+    good = report()
+    assert [exit_status(sweep(good, good)), exit_status(sweep(good, OFF))] == [0, 3]
+    assert exit_status(sweep(EMPTY, EMPTY)) == 1
+    assert exit_status(sweep(good, EMPTY)) == 0, "an overloaded server may answer nothing"
+    assert [exit_status(both(good, good)), exit_status(both(good, EMPTY))] == [0, 1]
