@@ -1,0 +1,139 @@
+"""Comparisons of servers whose true difference is known."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from loadtest.comparison import FEWEST_ROUNDS, Pair, compare, comparison_report, order, verdict
+from loadtest.results import Distribution, Summary
+from tests.loadtest.test_describe import report
+
+
+def spread(p50: float) -> Distribution:
+    return Distribution(
+        count=10, mean=p50, p50=p50, p90=2 * p50, p95=2 * p50, p99=3 * p50, max=3 * p50, intervals={}
+    )
+
+
+def summary(ttft_ms: float, **others: Any) -> Summary:
+    """One that has its time to the first token, and what is given."""
+    values: dict[str, Any] = dict.fromkeys(Summary.__struct_fields__, None)
+    values |= {"ttft_ms": spread(ttft_ms), "output_tok_s": 0.0, "request_rate": 0.0}
+    return Summary(**{**values, **others})
+
+
+def rounds(number: int, draw: Callable[[random.Random], tuple[float, float]], seed: int = 0) -> list[Pair]:
+    draws = random.Random(seed)
+    return [Pair(*map(summary, draw(draws))) for _ in range(number)]
+
+
+def noisy(ratio: float) -> Callable[[random.Random], tuple[float, float]]:
+    """Both drift by up to a half from round to round, together; alone they differ by some percent."""
+
+    def draw(draws: random.Random) -> tuple[float, float]:
+        drift = draws.uniform(100, 150)
+        return drift * draws.uniform(0.98, 1.02), drift * ratio * draws.uniform(0.98, 1.02)
+
+    return draw
+
+
+def test_they_take_turns_so_that_neither_is_always_first() -> None:
+    assert order(4) == ["A", "B", "B", "A", "A", "B", "B", "A"]
+    assert order(1) == ["A", "B"]
+
+
+def test_a_difference_is_told_with_its_size_and_its_ends() -> None:
+    found = {ratio.measure: ratio for ratio in compare(rounds(8, noisy(1.2)))}
+    ttft = found["ttft_ms p50"]
+    assert ttft.ratio == pytest.approx(1.2, abs=0.04)
+    assert 1 < ttft.interval.low < 1.2 < ttft.interval.high
+    assert ttft.verdict.startswith("B is 19 % higher (17 % to 21 %)")
+    assert ttft.verdict.endswith("worse.")
+    assert "higher" in ttft.verdict
+    assert set(found) == {"ttft_ms p50", "ttft_ms p99"}
+
+
+def test_what_both_rounds_had_in_common_cancels_out() -> None:
+    """The drift is ten times the difference between the two."""
+    ratio = compare(rounds(8, noisy(1.0)))[0]
+    assert ratio.interval.low <= 1 <= ratio.interval.high
+    assert ratio.interval.high / ratio.interval.low < 1.1
+    assert ratio.verdict.startswith("No difference seen; one of ")
+    wild = compare(rounds(8, lambda draws: (draws.uniform(1, 9), draws.uniform(1, 9))))[0]
+    assert wild.verdict == "No difference seen; only one of more than 100 % would have been."
+
+
+def test_the_size_that_would_have_been_seen_is_seen_if_it_is_there() -> None:
+    seen = 0
+    for seed in range(20):
+        alike = compare(rounds(8, noisy(1.0), seed))[0].interval
+        different = compare(rounds(8, noisy(alike.high / alike.low), 100 + seed))[0].interval
+        seen += different.low > 1
+    assert seen >= 16
+
+
+def test_servers_that_do_not_differ_are_seldom_said_to() -> None:
+    alarms = 0
+    for seed in range(20):
+        ratio = compare(rounds(FEWEST_ROUNDS, noisy(1.0), seed))[0]
+        alarms += not ratio.interval.low <= 1 <= ratio.interval.high
+    assert alarms <= 3
+
+
+def test_fewer_than_six_rounds_are_not_told_apart() -> None:
+    pairs = rounds(FEWEST_ROUNDS - 1, noisy(2.0))
+    found = compare(pairs)
+    assert {ratio.verdict for ratio in found} == {"Too few rounds to tell."}
+    assert "Too few rounds" in verdict(found, len(pairs))
+    assert compare(pairs[:1]) == []
+
+
+def test_more_output_is_better_and_less_latency_is() -> None:
+    pairs = [
+        Pair(summary(100.0 + index, output_tok_s=100.0), summary(50.0 + index, output_tok_s=200.0))
+        for index in range(6)
+    ]
+    found = compare(pairs)
+    by_measure = {ratio.measure: ratio for ratio in found}
+    assert by_measure["output_tok_s"].verdict == "B is 100 % higher (100 % to 100 %): better."
+    assert not by_measure["output_tok_s"].lower_is_better
+    assert by_measure["ttft_ms p50"].verdict.endswith("better.")
+    said = verdict(found, 6)
+    assert said.startswith("B is better in ttft_ms p50, ")
+    assert "worse" not in said
+    swapped = verdict(compare([Pair(pair.b, pair.a) for pair in pairs]), 6)
+    assert swapped.startswith("B is worse in ttft_ms p50, ")
+
+
+def test_a_measure_that_one_round_lacks_is_not_compared() -> None:
+    pairs = [Pair(summary(100.0, tpot_ms=spread(9.0)), summary(100.0, tpot_ms=spread(9.0))) for _ in range(6)]
+    assert "tpot_ms p50" in {ratio.measure for ratio in compare(pairs)}
+    pairs[3] = Pair(pairs[3].a, structs.replace(pairs[3].b, tpot_ms=None))
+    assert {ratio.measure for ratio in compare(pairs)} == {"ttft_ms p50", "ttft_ms p99"}
+    assert verdict([], 6).startswith("Nothing to compare")
+
+
+def test_the_same_rounds_give_the_same_figures() -> None:
+    pairs = rounds(6, noisy(1.1))
+    assert compare(pairs) == compare(pairs)
+    assert verdict(compare(rounds(8, noisy(1.0))), 8) == "No difference seen between A and B in any measure."
+
+
+def test_a_comparison_pairs_repeats_and_leaves_out_a_round_that_was_broken_off() -> None:
+    repeats = report().repeats[:1] * 6
+    a, b = (structs.replace(report(ttft_ms=spread(ttft)), repeats=repeats) for ttft in (100.0, 50.0))
+    found = comparison_report(a, b, ["It went well."])
+    assert found.order == order(6)
+    assert found.notes[0] == "It went well."
+    assert "No difference seen" in found.verdict
+    cut = structs.replace(b, interrupted=True)
+    assert "Too few rounds to tell A from B: 5." in comparison_report(a, cut).verdict
+    shorter = structs.replace(a, repeats=repeats[:5])
+    assert comparison_report(shorter, b).order == order(6)[:11]
+    failing = structs.replace(b, summary=structs.replace(b.summary, failed=3))
+    assert "0 of 200 requests failed at A, 3 of 203 at B" in comparison_report(a, failing).notes[0]
