@@ -69,6 +69,7 @@ DECIDERS = (
     "gateway.tools.json_calls", "gateway.tools.llama3_json", "gateway.tools.mistral",
     "gateway.tools.python_values", "gateway.tools.pythonic", "gateway.tools.registry",
     "engine.core", "engine.messages", "engine.stats", "engine.config", "engine.restarts", "engine.forget_log",
+    "loadtest.sweep", "loadtest.sweep_report", "loadtest.comparison", "loadtest.describe",
     "benchmarks.session_plan", "benchmarks.session_results",
     "loadtest.arrivals", "loadtest.drafts", "loadtest.habits", "loadtest.prompts", "loadtest.spreads",
     "loadtest.traces", "loadtest.workload",

@@ -1,0 +1,237 @@
+"""One server under measurement: it is looked at once, then asked as often as there are repeats.
+
+Each repeat has words of its own, so that no prefix cache knows them; a warm-up that is in no figure; and a
+run, with the server's own metrics beside it. Runs on: the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib import metadata
+
+from msgspec import structs
+
+from loadtest.clock import Clock, MonotonicClock
+from loadtest.describe import load_label, run_notes, without_secrets
+from loadtest.drivers.base import Driver, ServerUnreachableError
+from loadtest.drivers.survey import Survey, make_driver, survey
+from loadtest.drivers.target import Target
+from loadtest.measured import Measured, Progress
+from loadtest.plan import Plan
+from loadtest.progress import Display
+from loadtest.results import FORMAT, Repeat, RunReport, Series, Summary, Tool
+from loadtest.runner import Runner, Watch
+from loadtest.schedule import schedule, schedule_of_repeats
+from loadtest.scrape import Scraper, metrics_url
+from loadtest.slo import Slo
+from loadtest.summary import rows, summarize, usage_check
+from loadtest.workload import Arrival, WorkloadSpec, make_plan, warmup_plan
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """How it is measured, whatever is asked."""
+
+    slo: Slo | None
+    num_warmup: int
+    keep_cache: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AskedLoad:
+    """Conversations a second, or users; with neither the trace's own times."""
+
+    rate: float | None = None
+    users: int | None = None
+
+    def of(self, spec: WorkloadSpec) -> WorkloadSpec:
+        if self.users is None:
+            return spec
+        return replace(spec, arrival=Arrival.CLOSED, max_concurrency=self.users)
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """One repeat, as it was measured. ``num_warmed``: requests before it."""
+
+    salt: str
+    started_at: str
+    plan: Plan
+    measured: Measured
+    series: list[Series]
+    metrics_problem: str  # empty if the server's metrics were read
+    num_warmed: int
+
+
+class NothingMeasuredError(Exception):
+    """The stop came first. The message is a sentence for the user."""
+
+
+class Bench:
+    """A server that was looked at. ``stop`` ends what runs; what was measured until then is kept."""
+
+    def __init__(
+        self,
+        seen: Survey,
+        measuring: Measuring,
+        display: Display,
+        stop: asyncio.Event,
+        arguments: Sequence[str],
+    ) -> None:
+        self.seen = seen
+        self._measuring = measuring
+        self._display = display
+        self._stop = stop
+        self._arguments = arguments
+
+    @classmethod
+    async def of(
+        cls,
+        target: Target,
+        measuring: Measuring,
+        display: Display,
+        stop: asyncio.Event,
+        arguments: Sequence[str],
+    ) -> Bench:
+        """Look at the server. Raises ServerUnreachableError."""
+        with display.doing(f"looking at {target.base_url}"):
+            seen = await survey(target)
+        return cls(seen, measuring, display, stop, arguments)
+
+    async def measure(
+        self, spec: WorkloadSpec, load: AskedLoad, num_repeats: int, title: str = ""
+    ) -> RunReport:
+        """All repeats that begin before the stop, or before the server is gone.
+
+        Raises WorkloadError, OpenFilesError, and if there are none ServerUnreachableError or
+        NothingMeasuredError.
+        """
+        takes, notes = list[Take](), list[str]()
+        for number in range(1, num_repeats + 1):
+            which = f"repeat {number} of {num_repeats}" if num_repeats > 1 else ""
+            try:
+                take = await self.take(spec, load, " · ".join(filter(None, (title, which))))
+            except ServerUnreachableError as error:
+                if not takes:
+                    raise
+                notes.append(f"There are {len(takes)} repeats of {num_repeats}. {error}")
+                break
+            if take is None:
+                break
+            takes.append(take)
+        if not takes:
+            raise NothingMeasuredError("Interrupted before anything was measured.")
+        return self.report(spec, load, takes, notes)
+
+    async def take(self, spec: WorkloadSpec, load: AskedLoad, title: str) -> Take | None:
+        """One repeat; None if the stop came before it began.
+
+        Raises WorkloadError, OpenFilesError and ServerUnreachableError.
+        """
+        salt = f"kept {spec.seed}" if self._measuring.keep_cache else secrets.token_hex(8)
+        plan, warmup = self._plans(load.of(spec), load.rate, salt)
+        clock = MonotonicClock()
+        driver = make_driver(self.seen, clock, max(map(_most_at_a_time, (plan, *warmup))))
+        await driver.open()
+        try:
+            for warming in warmup:
+                await self._run(warming, driver, clock, f"{title} · warm-up".removeprefix(" · "))
+            if self._stop.is_set():
+                return None
+            started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+            target = self.seen.target
+            scraper = Scraper(metrics_url(target.base_url), target.headers, clock, self.seen.server.kind)
+            measured = await self._run(plan, driver, clock, title or "run", scraper.watch)
+        finally:
+            await driver.close()
+        num_warmed = sum(len(warming.requests) for warming in warmup)
+        return Take(salt, started_at, plan, measured, scraper.series(), scraper.problem, num_warmed)
+
+    def report(
+        self, spec: WorkloadSpec, load: AskedLoad, takes: Sequence[Take], notes: Sequence[str] = ()
+    ) -> RunReport:
+        """All that these repeats found. ``notes``: of how it went."""
+        slo, server, target = self._measuring.slo, self.seen.server, self.seen.target
+        measured, plans = [take.measured for take in takes], [take.plan for take in takes]
+        summaries = [summarize([run], slo) for run in measured]
+        report = RunReport(
+            format=FORMAT,
+            tool=this_tool(self._arguments),
+            server=server,
+            workload=self._workload(spec, load),
+            label=load_label(load.of(spec), load.rate, target.api, target.transport),
+            slo=slo.as_ms() if slo is not None else {},
+            warmup_requests=takes[0].num_warmed,
+            interrupted=any(run.interrupted for run in measured),
+            usage=usage_check(measured, server.forces_lengths),
+            summary=summaries[0] if len(summaries) == 1 else summarize(measured, slo),
+            schedule=schedule_of_repeats(plans, measured),
+            repeats=[_repeat(take, summary) for take, summary in zip(takes, summaries, strict=True)],
+            notes=[],
+        )
+        is_salted = not self._measuring.keep_cache
+        doubts = run_notes(report, salted=is_salted, dropped=max(plan.dropped for plan in plans))
+        problems = dict.fromkeys(take.metrics_problem for take in takes if take.metrics_problem)
+        return structs.replace(report, notes=[*notes, *self.seen.notes, *doubts, *problems])
+
+    def _plans(self, spec: WorkloadSpec, rate: float | None, salt: str) -> tuple[Plan, list[Plan]]:
+        """What is measured, and what comes before it."""
+        words, cost = self.seen.words, self.seen.cost
+        window, num_warmup = self.seen.server.max_model_len, self._measuring.num_warmup
+        plan = make_plan(spec, rate=rate, salt=salt, words=words, cost=cost, max_model_len=window)
+        if not num_warmup:
+            return plan, []
+        warmup = warmup_plan(
+            spec, num_requests=num_warmup, salt=salt, words=words, cost=cost, max_model_len=window
+        )
+        return plan, [warmup]
+
+    async def _run(self, plan: Plan, driver: Driver, clock: Clock, title: str, *beside: Watch) -> Measured:
+        progress = Progress()
+        with self._display.showing(title, progress):
+            return await Runner(driver, clock, progress, self._stop).run(plan, beside)
+
+    def _workload(self, spec: WorkloadSpec, load: AskedLoad) -> dict[str, str | int | float | bool | None]:
+        target = self.seen.target
+        return {
+            **load.of(spec).as_json(),
+            "rate": load.rate,
+            "endpoint": target.api,
+            "transport": target.transport,
+            "extra_body": json.dumps(dict(target.extra)),
+            "timeout_s": target.timeout_s,
+            "warmup": self._measuring.num_warmup,
+            "keep_cache": self._measuring.keep_cache,
+        }
+
+
+def _repeat(take: Take, summary: Summary) -> Repeat:
+    return Repeat(
+        salt=take.salt,
+        started_at=take.started_at,
+        summary=summary,
+        schedule=schedule(take.plan, take.measured),
+        requests=rows(take.measured),
+        server=take.series,
+    )
+
+
+def this_tool(arguments: Sequence[str]) -> Tool:
+    return Tool(
+        version=metadata.version("tidegate"),
+        python=platform.python_version(),
+        platform=platform.platform(),
+        processors=len(os.sched_getaffinity(0)),
+        arguments=without_secrets(arguments),
+    )
+
+
+def _most_at_a_time(plan: Plan) -> int:
+    return min(len(plan.conversations), plan.max_concurrency or len(plan.conversations))

@@ -1,0 +1,1 @@
+"""The subcommands of ``tideload``. What is heavy they import when they run."""

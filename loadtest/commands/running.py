@@ -1,0 +1,133 @@
+"""Carries out what a command measures, from the event loop to the exit code. Runs on: the main thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+import click
+import msgspec
+import uvloop
+from msgspec import structs
+from rich.console import Console
+
+from loadtest.bench import NothingMeasuredError
+from loadtest.commands.settings import Output
+from loadtest.describe import EXIT_INTERRUPTED, EXIT_NOTHING_DONE, EXIT_USER_ERROR, exit_status
+from loadtest.drivers.base import ServerUnreachableError
+from loadtest.drivers.open_files import OpenFilesError
+from loadtest.drivers.vocabulary import VocabularyError
+from loadtest.progress import Display
+from loadtest.report.table import print_report
+from loadtest.results import Report, RunReport
+from loadtest.server_process import ServerProcessError
+from loadtest.workload import WorkloadError
+
+Work = Callable[[Display, asyncio.Event], Awaitable[Report]]
+_EXITS: dict[type[Exception], int] = {
+    WorkloadError: EXIT_USER_ERROR,
+    VocabularyError: EXIT_USER_ERROR,
+    OpenFilesError: EXIT_USER_ERROR,
+    ServerProcessError: EXIT_NOTHING_DONE,
+    ServerUnreachableError: EXIT_NOTHING_DONE,
+    NothingMeasuredError: EXIT_INTERRUPTED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """``was_stopped``: there would have been more."""
+
+    report: Report
+    was_stopped: bool
+
+    def with_note(self, note: str) -> Found:
+        assert isinstance(self.report, RunReport)
+        return replace(self, report=structs.replace(self.report, notes=[note, *self.report.notes]))
+
+
+def measure_and_leave(work: Work, output: Output) -> NoReturn:
+    with leaving_with_a_sentence():
+        found = carry_out(work)
+    leave(found, output)
+
+
+def leave(found: Found, output: Output) -> NoReturn:
+    """Print and write what was found, and leave with the exit code that says what that is worth."""
+    _hand_over(found.report, output)
+    sys.exit(EXIT_INTERRUPTED if found.was_stopped else exit_status(found.report))
+
+
+def carry_out(work: Work) -> Found:
+    """Run it on a loop of its own. The first Ctrl-C ends what is measured, a second one everything."""
+
+    async def main() -> Found:
+        display, stop = Display(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def on_signal(number: signal.Signals) -> None:
+            loop.remove_signal_handler(number)
+            display.say("Stopping; what was measured is kept. Once more leaves at once.")
+            stop.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, on_signal, number)
+        return Found(await work(display, stop), stop.is_set())
+
+    with _handlers_restored(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main())
+
+
+def _hand_over(report: Report, output: Output) -> None:
+    """The figures first: whatever becomes of the pictures, they are kept."""
+    if output.json_path is not None:
+        with _file_errors(str(output.json_path)):
+            output.json_path.write_bytes(msgspec.json.encode(report) + b"\n")
+    print_report(report, Console())
+    if output.html_path is not None:
+        from loadtest.report.page import write_html
+
+        with _file_errors(str(output.html_path)):
+            write_html(report, output.html_path)
+    if output.png_path is not None:
+        from loadtest.report.plots import write_pngs
+
+        with _file_errors(str(output.png_path)):
+            write_pngs(report, output.png_path)
+
+
+@contextlib.contextmanager
+def leaving_with_a_sentence() -> Iterator[None]:
+    """What a user, a server or a network can cause is told in plain words, and has its exit code."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except tuple(_EXITS) as error:
+        click.echo(f"tideload: {error}", err=True)
+        sys.exit(next(code for kind, code in _EXITS.items() if isinstance(error, kind)))
+
+
+@contextlib.contextmanager
+def _handlers_restored() -> Iterator[None]:
+    """A loop that goes takes its handlers along, and leaves the system's."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _file_errors(name: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise click.FileError(name, error.strerror or str(error)) from error

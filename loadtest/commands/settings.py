@@ -1,0 +1,143 @@
+"""What the options of a command say, as the types that the load test works with.
+
+Each function takes its own options out of those that click gathered. What contradicts itself is refused with
+the option's name and exit code 2.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from loadtest.bench import AskedLoad, Measuring
+from loadtest.drivers.target import Target, TargetError
+from loadtest.slo import Slo, SloError
+from loadtest.slo import parse as parse_slo
+from loadtest.traces import Trace, TraceError, read_trace
+from loadtest.workload import Arrival, WorkloadSpec
+
+Options = dict[str, Any]
+DEFAULT_REQUESTS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where a report goes beside the terminal; None: nowhere."""
+
+    json_path: Path | None
+    html_path: Path | None
+    png_path: Path | None
+
+
+def take_target(options: Options, base_url: str | None = None) -> Target:
+    """``base_url``: in place of the option."""
+    given_url = options.pop("base_url", "")
+    fields = {
+        "base_url": given_url if base_url is None else base_url,
+        "model": options.pop("model") or "",
+        "api": options.pop("endpoint"),
+        "transport": options.pop("transport"),
+        "headers": headers(options.pop("headers"), options.pop("api_key")),
+        "timeout_s": options.pop("timeout_s"),
+        "tokenizer": options.pop("tokenizer") or "",
+        "extra": _extra(options.pop("extra_body")),
+    }
+    try:
+        return Target(**fields)
+    except TargetError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def headers(given: Sequence[str], api_key: str | None) -> dict[str, str]:
+    found = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    for text in given:
+        name, colon, value = text.partition(":")
+        if not colon or not name.strip():
+            raise click.BadParameter("must be written as 'NAME: VALUE'.", param_hint="--header")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def take_workload(options: Options) -> WorkloadSpec:
+    """How much of it there is may be left open."""
+    name = options.pop("trace_name")
+    arrival = options.pop("arrival")
+    fields = {field: options.pop(field) for field in WorkloadSpec.__dataclass_fields__ if field in options}
+    return WorkloadSpec(
+        **fields,
+        trace=None if name is None else _trace(name),
+        arrival=None if arrival is None else Arrival(arrival),
+    )
+
+
+def take_measuring(options: Options) -> Measuring:
+    return Measuring(
+        slo=_slo(options.pop("slo")),
+        num_warmup=options.pop("num_warmup"),
+        keep_cache=options.pop("keep_cache"),
+    )
+
+
+def take_output(options: Options) -> Output:
+    """Refuses pictures where there is nothing to draw them with, before anything is measured."""
+    output = Output(options.pop("json_path"), options.pop("html_path"), options.pop("png_path"))
+    if (output.html_path or output.png_path) and importlib.util.find_spec("matplotlib") is None:
+        raise click.UsageError("--html and --png need matplotlib: pip install 'tidegate[report]'.")
+    return output
+
+
+def take_load(options: Options, spec: WorkloadSpec) -> AskedLoad:
+    """Of a single load: one user where nothing else is said, unless the trace has times."""
+    rate, users = options.pop("rate"), options.pop("concurrency")
+    if rate is not None and users is not None:
+        raise click.UsageError(
+            "--rate and --concurrency exclude each other: who decides when a request is sent?"
+        )
+    if users is not None and spec.max_concurrency is not None:
+        raise click.UsageError("--concurrency is the number of users: it takes no --max-concurrency.")
+    if rate is None and users is None and spec.arrival_at(None) is Arrival.CLOSED:
+        users = 1
+    return AskedLoad(rate, users)
+
+
+def check_together(target: Target, spec: WorkloadSpec) -> None:
+    """Refuses what one API cannot ask for."""
+    if spec.n > 1 and target.api == "responses":
+        raise click.UsageError("--n is for --endpoint chat and completions: a response is one answer.")
+
+
+def counted(spec: WorkloadSpec) -> WorkloadSpec:
+    """With an end, where none was given."""
+    if spec.num_requests or spec.sessions or spec.duration_s:
+        return spec
+    return replace(spec, num_requests=DEFAULT_REQUESTS)
+
+
+def _extra(text: str | None) -> dict[str, Any]:
+    try:
+        fields = json.loads(text or "{}")
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        raise click.BadParameter("must be a JSON object.", param_hint="--extra-body")
+    return fields
+
+
+def _trace(name: str) -> Trace:
+    try:
+        return read_trace(name)
+    except TraceError as error:
+        raise click.BadParameter(str(error), param_hint="--trace") from None
+
+
+def _slo(text: str | None) -> Slo | None:
+    try:
+        return None if text is None else parse_slo(text)
+    except SloError as error:
+        raise click.BadParameter(str(error), param_hint="--slo") from None

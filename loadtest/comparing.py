@@ -1,0 +1,38 @@
+"""Measures two servers in turn, as ``loadtest.comparison`` orders them. Runs on: the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from loadtest.bench import AskedLoad, Bench, NothingMeasuredError, Take
+from loadtest.comparison import comparison_report, order
+from loadtest.drivers.base import ServerUnreachableError
+from loadtest.results import CompareReport
+from loadtest.workload import WorkloadSpec
+
+
+async def measure_in_turn(
+    benches: Mapping[str, Bench], spec: WorkloadSpec, load: AskedLoad, num_rounds: int
+) -> CompareReport:
+    """``benches`` are A and B. What there is when a stop comes, or one of them is gone, is compared.
+
+    Raises WorkloadError, and if one was never measured ServerUnreachableError or NothingMeasuredError.
+    """
+    notes = list[str]()
+    takes: dict[str, list[Take]] = {name: [] for name in benches}
+    for index, name in enumerate(order(num_rounds)):
+        title = f"round {index // 2 + 1} of {num_rounds} · {name}"
+        try:
+            take = await benches[name].take(spec, load, title)
+        except ServerUnreachableError as error:
+            if not all(takes.values()):
+                raise
+            notes.append(f"There are {index} runs of {2 * num_rounds}. {error}")
+            break
+        if take is None:
+            break
+        takes[name].append(take)
+    if not all(takes.values()):
+        raise NothingMeasuredError("Interrupted before both had been measured.")
+    a, b = (benches[name].report(spec, load, takes[name]) for name in "AB")
+    return comparison_report(a, b, notes)

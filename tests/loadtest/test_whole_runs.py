@@ -1,0 +1,211 @@
+"""The commands from end to end: against servers that answer as they are told to, and against tidegate."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from loadtest.cli import main
+from loadtest.describe import exit_status
+from loadtest.results import CompareReport, Report, RunReport, SweepReport
+from tests.support.scripted_openai import Reply, Script, ScriptedServer, scripted_openai
+
+SMALL = ("--input-len", "40", "--output-len", "8", "--warmup", "2", "--repeats", "1")
+QUICK = Reply(first_s=0.004, gap_s=0.001)
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[tuple[ScriptedServer, ScriptedServer]]:
+    with scripted_openai() as one, scripted_openai() as other:
+        yield one, other
+
+
+@pytest.fixture
+def server(servers: tuple[ScriptedServer, ScriptedServer]) -> ScriptedServer:
+    servers[0].rewrite(Script(replies=[QUICK]))
+    return servers[0]
+
+
+class Ended:
+    """A command that is over. ``report`` is what it wrote."""
+
+    def __init__(self, status: int, output: str, path: Path) -> None:
+        self.status = status
+        self.output = output
+        self.text = path.read_text() if path.exists() else ""
+
+    @property
+    def report(self) -> Report:
+        return msgspec.json.decode(self.text, type=Report)
+
+
+def tideload(folder: Path, command: str, *arguments: str) -> Ended:
+    path = folder / "out.json"
+    result = CliRunner().invoke(main, [command, "--json", str(path), *arguments])
+    return Ended(result.exit_code, result.output, path)
+
+
+def run(folder: Path, server: ScriptedServer, *arguments: str) -> tuple[Ended, RunReport]:
+    ended = tideload(folder, "run", "--base-url", server.url, *SMALL, *arguments)
+    assert ended.text, ended.output
+    report = ended.report
+    assert isinstance(report, RunReport)
+    return ended, report
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "transport"),
+    [("chat", "sse"), ("completions", "sse"), ("responses", "sse"), ("responses", "ws")],
+)
+def test_a_run_asks_what_it_was_told_to_and_writes_what_it_found(
+    tmp_path: Path, server: ScriptedServer, endpoint: str, transport: str
+) -> None:
+    way = ("--endpoint", endpoint, "--transport", transport)
+    ended, report = run(tmp_path, server, "--rate", "40", "--num-requests", "12", *way)
+    assert ended.status in (0, 3), ended.output
+    assert ended.status == exit_status(report)
+    assert (report.summary.completed, report.summary.failed) == (12, 0)
+    assert report.summary.completion_tokens == 96
+    assert report.usage.within
+    assert report.schedule.asked_rate == 40
+    assert report.warmup_requests == 2
+    asked = {name: report.workload[name] for name in ("rate", "endpoint", "transport", "input_len", "seed")}
+    assert asked == {"rate": 40.0, "endpoint": endpoint, "transport": transport, "input_len": "40", "seed": 0}
+    assert report.label in ended.output
+
+
+def test_repeats_have_words_of_their_own_unless_the_cache_is_to_be_kept(
+    tmp_path: Path, server: ScriptedServer
+) -> None:
+    def prompts(*arguments: str) -> list[list[str]]:
+        server.rewrite(Script(replies=[QUICK]))
+        run(tmp_path, server, "--num-requests", "3", "--repeats", "2", "--warmup", "0", *arguments)
+        asked = [record.prompt for record in server.records()][-6:]
+        return [asked[:3], asked[3:]]
+
+    first, second = prompts()
+    assert not set(first) & set(second)
+    assert [len(prompt.split()) for prompt in first] == [len(prompt.split()) for prompt in second]
+    kept, again = prompts("--keep-cache")
+    assert kept == again
+
+
+def test_no_secret_gets_into_a_report(tmp_path: Path, server: ScriptedServer) -> None:
+    server.rewrite(Script(replies=[QUICK], key="s3cret"))
+    secret = ("--api-key", "s3cret", "--header", "X-Other: s3cret-too")
+    ended, report = run(tmp_path, server, "--num-requests", "2", *secret)
+    assert report.summary.completed == 2
+    assert "s3cret" not in ended.text + ended.output
+
+
+@pytest.mark.case("G7")
+def test_a_load_that_was_not_there_ends_with_code_3(tmp_path: Path, server: ScriptedServer) -> None:
+    server.rewrite(Script(replies=[Reply(first_s=0.03)]))
+    ended, report = run(tmp_path, server, "--rate", "40", "--num-requests", "12", "--max-concurrency", "1")
+    assert ended.status == 3
+    assert report.schedule.achieved_rate is not None
+    assert report.schedule.achieved_rate < 0.99 * 40
+    assert report.schedule.faults[0] in " ".join(ended.output.split())
+
+
+def test_a_server_that_counts_other_tokens_ends_with_code_3(tmp_path: Path, server: ScriptedServer) -> None:
+    server.rewrite(Script(replies=[Reply(num_tokens=5)]))
+    ended, report = run(tmp_path, server, "--num-requests", "4")
+    assert ended.status == 3
+    assert not report.usage.within
+
+
+def test_where_nothing_is_answered_it_ends_with_code_1(tmp_path: Path, server: ScriptedServer) -> None:
+    server.rewrite(Script(replies=[Reply(status=503, code="busy")]))
+    refused = tideload(tmp_path, "run", "--base-url", server.url, *SMALL)
+    assert refused.status == 1
+    assert "busy" in refused.output
+
+
+def test_ctrl_c_keeps_what_was_done(tmp_path: Path, server: ScriptedServer) -> None:
+    path = tmp_path / "out.json"
+    command = [
+        sys.executable,
+        "-m",
+        "loadtest.cli",
+        "run",
+        "--base-url",
+        server.url,
+        "--json",
+        str(path),
+        *SMALL,
+    ]
+    command += ["--rate", "50", "--num-requests", "2000", "--api-key", "s3cret"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 60
+        while sum(record.ended_at is not None for record in server.records()) < 40:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    report = msgspec.json.decode(path.read_bytes(), type=Report)
+    assert isinstance(report, RunReport)
+    assert report.interrupted
+    assert report.tool.arguments[:3] == ["run", "--base-url", server.url]
+    assert report.tool.arguments[-2:] == ["--api-key", "***"]
+    assert report.summary.completed > 0
+
+
+def test_a_sweep_finds_where_the_server_is_full(tmp_path: Path, server: ScriptedServer) -> None:
+    server.rewrite(Script(replies=[Reply(first_s=0.01)], max_running=2))
+    sweep = ("sweep", "--base-url", server.url, "--over", "concurrency", "--num-requests", "16")
+    ended = tideload(tmp_path, *sweep, *SMALL, "--slo", "ttft=10s", "--points", "5")
+    report = ended.report
+    assert isinstance(report, SweepReport)
+    assert [point.value for point in report.points] == [1, 2, 4, 8, 16]
+    assert [len(point.run.repeats[0].requests) for point in report.points] == [16, 16, 16, 32, 64]
+    assert report.knee in (2, 4)
+    assert report.highest_within_slo == 16
+    assert ended.status == exit_status(report)
+
+
+def test_a_comparison_sees_which_server_is_slower(
+    tmp_path: Path, servers: tuple[ScriptedServer, ScriptedServer]
+) -> None:
+    for server, gap_s in zip(servers, (0.001, 0.005), strict=True):
+        server.rewrite(Script(replies=[Reply(gap_s=gap_s)]))
+    a, b = (server.url for server in servers)
+    ended = tideload(tmp_path, "compare", a, b, "--concurrency", "2", "--num-requests", "4", *SMALL[:-2])
+    report = ended.report
+    assert isinstance(report, CompareReport)
+    assert "".join(report.order) == "ABBAABBAABBA"
+    tpot = next(ratio for ratio in report.ratios if ratio.measure == "tpot_ms p50")
+    assert tpot.interval.low > 1
+    assert "worse" in report.verdict
+    assert report.verdict in " ".join(ended.output.split())
+
+
+def test_tidegate_is_started_measured_and_ended(tmp_path: Path) -> None:
+    """Its prompts are as long as planned, and its tiers are in the report."""
+    log, page = tmp_path / "server.log", tmp_path / "report.html"
+    serve = (sys.executable, "-m", "gateway.cli", "serve", "--port", "{port}", "--host-kv", "64MiB")
+    ended = tideload(
+        tmp_path, "serve-and-run", *SMALL, "--concurrency", "2", "--num-requests", "4",
+        "--server-log", str(log), "--html", str(page), "--png", str(tmp_path / "png"), "--", *serve,
+    )  # fmt: skip
+    assert ended.text, ended.output
+    report = ended.report
+    assert isinstance(report, RunReport)
+    assert (report.server.kind, report.summary.completed, report.usage.within) == ("tidegate", 4, True)
+    assert report.usage.counted_prompt_tokens == report.usage.planned_prompt_tokens
+    assert report.server.words_verified
+    assert {"running", "kv_blocks host"} <= {series.name for series in report.repeats[0].server}
+    assert ended.status == exit_status(report)
+    assert "<svg" in page.read_text()
+    assert list((tmp_path / "png").glob("*.png"))
+    assert json.loads(ended.text)["kind"] == "run"
+    assert "200" in log.read_text() or log.read_text()
