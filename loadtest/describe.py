@@ -46,13 +46,24 @@ def run_notes(report: RunReport, *, salted: bool, dropped: int) -> list[str]:
 
 def _notes_of_backlog(report: RunReport) -> Iterator[str]:
     """A rate that the server cannot bear has no latency of its own: it grows as long as one measures."""
-    if report.schedule.asked_rate is not None and _fell_behind(
-        [repeat.requests for repeat in report.repeats]
-    ):
+    repeats = [repeat.requests for repeat in report.repeats]
+    if report.schedule.asked_rate is None:
+        return
+    if any(map(_ended_before_its_answers, repeats)):
+        yield (
+            "When the last request was due, most had not ended: the run was too short to show a steady state,"
+            " if there is one at this rate. Latencies depend on how long it was."
+        )
+    elif _fell_behind(repeats):
         yield (
             "The server fell behind: the longer requests came, the more of them it had, the slower it was. It"
             " may have no steady state at this rate; then latencies depend on how long the run is."
         )
+
+
+def _ended_before_its_answers(rows: Sequence[RequestRow]) -> bool:
+    in_order = sorted(rows, key=lambda row: row.intended_ms)
+    return len(rows) >= _FEW_FOR_THIRDS and _numbers_in_flight(in_order)[-1] > len(rows) / 2
 
 
 def _fell_behind(repeats: Sequence[Sequence[RequestRow]]) -> bool:

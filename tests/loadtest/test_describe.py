@@ -115,6 +115,12 @@ def test_a_server_that_falls_behind_is_told_from_one_that_keeps_up() -> None:
     assert "fell behind" not in notes(closed), "users wait for their answers: they ask less"
 
 
+def test_a_run_that_ends_before_its_answers_shows_no_steady_state() -> None:
+    all_at_once = [5000.0 - 50 * index for index in range(60)]
+    assert "the run was too short" in notes(report(all_at_once))
+    assert "too short" not in notes(report([2000.0] * 60))
+
+
 def test_a_trace_whose_answers_get_longer_is_no_server_that_falls_behind() -> None:
     run = report()
     longer = [
