@@ -45,7 +45,7 @@ class Setting:
     shape: LoadShape
     seconds: float = 600.0
     lead_s: float = 30.0
-    target_busy: float = 0.6
+    target_busy: float = 0.55
     turns_per_s: float | None = None
     kv_by_pool: float = 6.0
     host_by_pool: float = 2.0
@@ -193,7 +193,7 @@ def main() -> None:
     parser.add_argument("--history", type=int, default=480, help="median tokens of a history at the start")
     parser.add_argument("--kv-by-pool", type=float, default=6.0, help="KV of all histories / device pool")
     parser.add_argument("--host-by-pool", type=float, default=2.0, help="host tier / device pool")
-    parser.add_argument("--busy", type=float, default=0.6, help="of the server without tiers, to aim at")
+    parser.add_argument("--busy", type=float, default=0.55, help="of the server without tiers, to aim at")
     parser.add_argument("--rate", type=float, help="turns a second, instead of finding out")
     parser.add_argument("--sampled", type=int, default=20, help="sessions that are replayed")
     parser.add_argument("--seed", type=int, default=0)
