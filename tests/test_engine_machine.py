@@ -483,7 +483,7 @@ _SETTINGS = settings(
 )
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800 if SLOW else 600)
 def test_random_lives() -> None:
     """The full count, 100,000 steps and more, is that of ``make test-slow``."""
     lives = 3500 if SLOW else 1000
