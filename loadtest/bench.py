@@ -32,7 +32,8 @@ from loadtest.schedule import schedule, schedule_of_repeats
 from loadtest.scrape import Scraper, metrics_url
 from loadtest.slo import Slo
 from loadtest.summary import rows, summarize, usage_check
-from loadtest.workload import Arrival, WorkloadSpec, make_plan, warmup_plan
+from loadtest.timeline import Outcome
+from loadtest.workload import Arrival, WorkloadSpec, make_plan, of_repeat, warmup_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,10 @@ class AskedLoad:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """One repeat, as it was measured. ``num_warmed``: requests before it."""
+    """One repeat, as it was measured. ``num_warmed``: requests that completed before it."""
 
     salt: str
+    seed: int
     started_at: str
     plan: Plan
     measured: Measured
@@ -114,10 +116,10 @@ class Bench:
         NothingMeasuredError.
         """
         takes, notes = list[Take](), list[str]()
-        for number in range(1, num_repeats + 1):
-            which = f"repeat {number} of {num_repeats}" if num_repeats > 1 else ""
+        for repeat in range(num_repeats):
+            which = f"repeat {repeat + 1} of {num_repeats}" if num_repeats > 1 else ""
             try:
-                take = await self.take(spec, load, " · ".join(filter(None, (title, which))))
+                take = await self.take(spec, load, " · ".join(filter(None, (title, which))), repeat)
             except ServerUnreachableError as error:
                 if not takes:
                     raise
@@ -130,19 +132,22 @@ class Bench:
             raise NothingMeasuredError("Interrupted before anything was measured.")
         return self.report(spec, load, takes, notes)
 
-    async def take(self, spec: WorkloadSpec, load: AskedLoad, title: str) -> Take | None:
-        """One repeat; None if the stop came before it began.
+    async def take(self, spec: WorkloadSpec, load: AskedLoad, title: str, repeat: int) -> Take | None:
+        """One repeat, with a seed by its number, from 0; None if the stop came before it began.
 
-        Raises WorkloadError, OpenFilesError and ServerUnreachableError.
+        Prompts that a cache is to know stay the same, lengths too. Raises WorkloadError, OpenFilesError and
+        ServerUnreachableError.
         """
-        salt = f"kept {spec.seed}" if self._measuring.keep_cache else secrets.token_hex(8)
+        keep_cache = self._measuring.keep_cache
+        salt = f"kept {spec.seed}" if keep_cache else secrets.token_hex(8)
+        spec = spec if keep_cache else of_repeat(spec, repeat)
         plan, warmup = self._plans(load.of(spec), load.rate, salt)
         clock = MonotonicClock()
         driver = make_driver(self.seen, clock, max(map(_most_at_a_time, (plan, *warmup))))
         await driver.open()
         try:
-            for warming in warmup:
-                await self._run(warming, driver, clock, f"{title} · warm-up".removeprefix(" · "))
+            name = f"{title} · warm-up".removeprefix(" · ")
+            warmed = [await self._run(warming, driver, clock, name) for warming in warmup]
             if self._stop.is_set():
                 return None
             started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -151,8 +156,10 @@ class Bench:
             measured = await self._run(plan, driver, clock, title or "run", scraper.watch)
         finally:
             await driver.close()
-        num_warmed = sum(len(warming.requests) for warming in warmup)
-        return Take(salt, started_at, plan, measured, scraper.series(), scraper.problem, num_warmed)
+        num_warmed = sum(map(_num_completed, warmed))
+        return Take(
+            salt, spec.seed, started_at, plan, measured, scraper.series(), scraper.problem, num_warmed
+        )
 
     def report(
         self, spec: WorkloadSpec, load: AskedLoad, takes: Sequence[Take], notes: Sequence[str] = ()
@@ -168,7 +175,7 @@ class Bench:
             workload=self._workload(spec, load),
             label=load_label(load.of(spec), load.rate, target.api, target.transport),
             slo=slo.as_ms() if slo is not None else {},
-            warmup_requests=takes[0].num_warmed,
+            warmup_requests=min(take.num_warmed for take in takes),
             interrupted=any(run.interrupted for run in measured),
             usage=usage_check(measured, server.forces_lengths),
             summary=summaries[0] if len(summaries) == 1 else summarize(measured, slo),
@@ -220,6 +227,8 @@ def _repeat(take: Take, summary: Summary) -> Repeat:
         schedule=schedule(take.plan, take.measured),
         requests=rows(take.measured),
         server=take.series,
+        seed=take.seed,
+        time_scale=take.plan.time_scale,
     )
 
 
@@ -231,6 +240,10 @@ def this_tool(arguments: Sequence[str]) -> Tool:
         processors=len(os.sched_getaffinity(0)),
         arguments=without_secrets(arguments),
     )
+
+
+def _num_completed(run: Measured) -> int:
+    return sum(timeline.outcome is Outcome.COMPLETED for timeline in run.timelines)
 
 
 def _most_at_a_time(plan: Plan) -> int:

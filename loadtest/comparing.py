@@ -21,9 +21,10 @@ async def measure_in_turn(
     notes = list[str]()
     takes: dict[str, list[Take]] = {name: [] for name in benches}
     for index, name in enumerate(order(num_rounds)):
-        title = f"round {index // 2 + 1} of {num_rounds} · {name}"
+        turn = index // 2
+        title = f"round {turn + 1} of {num_rounds} · {name}"
         try:
-            take = await benches[name].take(spec, load, title)
+            take = await benches[name].take(spec, load, title, turn)
         except ServerUnreachableError as error:
             if not all(takes.values()):
                 raise

@@ -118,7 +118,10 @@ def _notes_of_tokens(report: RunReport) -> Iterator[str]:
 def _notes_of_cache(report: RunReport, salted: bool) -> Iterator[str]:
     summary = report.summary
     if not salted:
-        yield "--keep-cache: the prompts are those of earlier runs with this seed; the server may know them."
+        yield (
+            "--keep-cache: prompts, lengths and times are those of earlier runs and repeats with this seed."
+            " The server may know them, and intervals do not know what others would bring."
+        )
     if summary.cached_tokens is None:
         yield "The server does not say how much of the prompts it had in its cache."
     elif summary.prompt_tokens and summary.cached_tokens > _MANY_CACHED * summary.prompt_tokens:
@@ -133,7 +136,7 @@ def _notes_of_samples(report: RunReport) -> Iterator[str]:
     if len(report.repeats) == 1:
         yield "One run only: its intervals know how requests differ, not how one run differs from the next."
     if not report.warmup_requests:
-        yield "There was no warm-up: what a server does once, for its first requests, is in the figures."
+        yield "Nothing was warmed up: what a server does once, for its first requests, is in the figures."
 
 
 def load_label(spec: WorkloadSpec, rate: float | None, endpoint: str, transport: str) -> str:

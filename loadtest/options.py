@@ -120,7 +120,8 @@ _WORKLOAD_OPTIONS = (
     _option("--slow-pause", "slow_pause_s", type=SECONDS, default=0.2, metavar="SECONDS",
             help="What those wait after each piece."),
     _option("--seed", type=click.IntRange(min=0), default=0, metavar="N",
-            help="Of lengths, times and who leaves. Words differ in each repeat all the same."),
+            help="Of lengths, times and who leaves; each repeat makes its own from it. Words differ all the"
+                 " same."),
 )  # fmt: skip
 _LOAD_OPTIONS = (
     _option("--rate", type=MORE_THAN_0, metavar="RATE",
@@ -133,7 +134,7 @@ _MEASURING_OPTIONS = (
     _option("--warmup", "num_warmup", type=click.IntRange(min=0), default=8, metavar="N",
             help="Requests before each repeat that are in no figure."),
     _option("--keep-cache", is_flag=True,
-            help="Ask the same prompts in each repeat and run: the server may know them already."),
+            help="Ask the same prompts at the same times in each repeat and run: the server may know them."),
     _option("--slo", metavar="LIMITS",
             help="What a request must keep to be good: ttft=500ms,tpot=50ms; itl and e2e too."),
 )  # fmt: skip

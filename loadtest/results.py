@@ -124,6 +124,8 @@ class Repeat(Struct, frozen=True):
     schedule: Schedule
     requests: list[RequestRow]
     server: list[Series]
+    seed: int = 0  # of its lengths, times and who leaves: with it as --seed, a single repeat is this one
+    time_scale: float | None = None  # by which a trace's times were multiplied, where these are the schedule
 
 
 class Server(Struct, frozen=True):
@@ -152,7 +154,7 @@ class RunReport(Struct, frozen=True, tag_field="kind", tag="run"):
     workload: dict[str, str | int | float | bool | None]  # every setting, defaults too
     label: str  # one line: what was asked of the server
     slo: dict[str, float]  # limits in ms by measure; empty without one
-    warmup_requests: int  # before each repeat, not in any figure
+    warmup_requests: int  # that completed before each repeat, at least; not in any figure
     interrupted: bool
     usage: UsageCheck
     summary: Summary

@@ -108,6 +108,17 @@ class WorkloadSpec:
         return _OUTPUT_LEN if self.trace is None else BY_TRACE
 
 
+def of_repeat(spec: WorkloadSpec, repeat: int) -> WorkloadSpec:
+    """The same with a seed of its own, which of the first is the one that was given.
+
+    Repeats with the same lengths and times would be one sample, taken several times: one burst would look
+    like a rule. A trace that is replayed in its order stays what it is.
+    """
+    if not repeat:
+        return spec
+    return replace(spec, seed=random.Random(f"{spec.seed} repeat {repeat}").getrandbits(32))
+
+
 def make_plan(
     spec: WorkloadSpec,
     *,

@@ -90,7 +90,7 @@ def test_where_there_is_nothing_to_doubt_nothing_is_said() -> None:
         ({"cached_tokens": 300}, "30.0% of the prompts' tokens"),
         ({"cached_tokens": None}, "does not say how much"),
         ({"completed": 40}, "Of fewer than 100 requests"),
-        ({"warmup_requests": 0}, "no warm-up"),
+        ({"warmup_requests": 0}, "Nothing was warmed up"),
         ({"server": Server("u", "m", "unknown", "", None, False, 9, True)}, "does not let a client force"),
         ({"server": Server("u", "m", "unknown", "", None, True, 9, False)}, "No tokenizer could be asked"),
     ],

@@ -17,7 +17,7 @@ from loadtest.arrivals import mean_rate
 from loadtest.plan import Load, Plan, PlannedRequest
 from loadtest.prompts import TemplateCost, Words
 from loadtest.traces import Trace, parse_trace, read_trace
-from loadtest.workload import Arrival, WorkloadError, WorkloadSpec, make_plan, warmup_plan
+from loadtest.workload import Arrival, WorkloadError, WorkloadSpec, make_plan, of_repeat, warmup_plan
 
 WORDS = Words(tuple(f"w{number}" for number in range(997)), verified=True)
 COST = TemplateCost(first=10, later=7)
@@ -113,6 +113,21 @@ def test_words_hang_on_the_salt_alone_and_all_else_on_the_seed() -> None:
     assert but_words(plan) == but_words(salted) != but_words(seeded)
     firsts = {(words_of(request)[1], words_of(request)[2]) for request in plan.requests}
     assert firsts.isdisjoint((words_of(request)[1], words_of(request)[2]) for request in salted.requests)
+
+
+def test_repeats_draw_lengths_times_and_readings_of_their_own() -> None:
+    """Three copies of one burst would make an interval that knows of one burst."""
+    spec = WorkloadSpec(input_len="uniform:20:400", num_requests=30, leave_share=0.5, seed=7)
+    assert of_repeat(spec, 0) == spec
+    repeats = [planned(of_repeat(spec, repeat), 2.0) for repeat in range(3)]
+    for drawn in (
+        [lengths(plan) for plan in repeats],
+        [[request.at_s for request in plan.requests] for plan in repeats],
+        [[request.reading for request in plan.requests] for plan in repeats],
+    ):
+        assert drawn[0] != drawn[1] != drawn[2] != drawn[0]
+    assert of_repeat(spec, 2) == of_repeat(spec, 2), "whoever is measured and at whatever load"
+    assert of_repeat(spec, 1).seed != of_repeat(replace(spec, seed=8), 1).seed
 
 
 def test_another_rate_leaves_lengths_and_readings_as_they_are() -> None:
