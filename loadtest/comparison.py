@@ -2,22 +2,19 @@
 
 The two take turns in the order A B B A, so that what changes slowly (heat, a neighbour, a cache that fills)
 meets both alike. Each round is a pair. What is compared is the median over rounds, B by A, with an interval
-by bootstrap over whole pairs: what the rounds have in common cancels out. Its ends are the percentiles that t
-would have, for few pairs (the expanded percentile interval of Hesterberg, "What Teachers Should Know About
-the Bootstrap", 2015).
+by bootstrap over whole pairs: what the rounds have in common cancels out.
 """
 
 from __future__ import annotations
 
-import math
 import random
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from loadtest.intervals import FEWEST, tail
 from loadtest.results import FORMAT, CompareReport, Interval, Ratio, RunReport, Summary
 
-FEWEST_ROUNDS = 6  # from fewer no interval holds 95 %: all pairs agree by chance in 1 of 16, with five
+FEWEST_ROUNDS = FEWEST
 _ROUNDS_OF_BOOTSTRAP = 4_000
 _LATENCIES = (
     "ttft_ms p50", "ttft_ms p99", "itl_ms p50", "itl_ms p99", "tpot_ms p50", "e2e_ms p50", "e2e_ms p99",
@@ -157,8 +154,7 @@ def _percent(share: float) -> str:
 def _interval(values: Sequence[tuple[float, float]], draws: random.Random) -> Interval:
     """Of the ratio of medians, over pairs."""
     ratios = sorted(_of_medians(draws.choices(values, k=len(values))) for _ in range(_ROUNDS_OF_BOOTSTRAP))
-    tail = _expanded_tail(len(values))
-    at = min(int(tail * len(ratios)), len(ratios) // 2)
+    at = min(int(tail(len(values)) * len(ratios)), len(ratios) // 2)
     return Interval(ratios[at], ratios[-1 - at])
 
 
@@ -171,23 +167,6 @@ def _median(values: list[float]) -> float:
     values.sort()
     half = len(values) // 2
     return values[half] if len(values) % 2 else (values[half - 1] + values[half]) / 2
-
-
-def _expanded_tail(num_pairs: int) -> float:
-    """The share of draws to leave out at either end."""
-    wide = math.sqrt(num_pairs / (num_pairs - 1)) * _t_quantile(num_pairs - 1)
-    return statistics.NormalDist().cdf(-wide)
-
-
-def _t_quantile(freedom: int) -> float:
-    """Student's t at 97.5 %, by its series about the normal's (Abramowitz and Stegun, 26.7.5)."""
-    z, f = statistics.NormalDist().inv_cdf(0.975), freedom
-    return float(
-        z
-        + (z**3 + z) / (4 * f)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * f**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * f**3)
-    )
 
 
 def _value(summary: Summary, measure: str) -> float | None:

@@ -15,7 +15,7 @@ FORMAT = 1
 
 
 class Interval(Struct, frozen=True):
-    """95 % confidence, by bootstrap."""
+    """95 % confidence, by bootstrap; over fewer than six repeats as near to it as they allow."""
 
     low: float
     high: float

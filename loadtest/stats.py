@@ -3,8 +3,9 @@
 Intervals are by the bootstrap (Efron, 1979): the same statistics over many samples, drawn with replacement
 from the one there is. What is drawn are requests, each with all it had, since gaps within one answer are
 anything but independent; and where there are several runs, runs first and requests within them (as for
-hierarchical data in Davison and Hinkley, 1997), so that what differs from run to run shows. The draws are
-seeded: the same samples give the same intervals.
+hierarchical data in Davison and Hinkley, 1997), so that what differs from run to run shows. Where runs are
+few, intervals are as wide as ``loadtest.intervals`` has them; of fewer than six they reach as far as any
+draw, and hold less than 95 % all the same. The draws are seeded: the same samples give the same intervals.
 
 An interval whose end is the largest sample, or the smallest, is left out. It is not known to end there: with
 fewer than about 300 requests nobody knows how large a p99 can be.
@@ -19,11 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loadtest.intervals import FEWEST, tail
 from loadtest.results import Distribution, Interval
 
 PERCENTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
-MIN_REQUESTS = 6  # fewer give no interval: not even a median's ends lie within so few samples
-_ENDS = (0.025, 0.975)
+MIN_REQUESTS = FEWEST  # fewer give no interval: not even a median's ends lie within so few samples
 _NUM_DRAWS = 1000
 _MIN_DRAWS = 200
 _MAX_VISITS = 50_000_000  # of samples, over all draws: about a second
@@ -77,13 +78,18 @@ class _Pool:
     def intervals(self) -> dict[str, Interval]:
         if sum(self.run_sizes) < MIN_REQUESTS:
             return {}
-        draws = self._draws()
-        found = {"mean": _between(np.array([draw.mean for draw in draws]))}
+        draws, ends = self._draws(), self._ends()
+        found = {"mean": _between(np.array([draw.mean for draw in draws]), ends)}
         for place, name in enumerate(PERCENTILES):
-            lowest, highest = np.quantile([draw.places[place] for draw in draws], _ENDS)
+            lowest, highest = np.quantile([draw.places[place] for draw in draws], ends)
             if lowest > 0 and highest < len(self.values) - 1:
-                found[name] = _between(np.array([draw.percentiles[place] for draw in draws]))
+                found[name] = _between(np.array([draw.percentiles[place] for draw in draws]), ends)
         return found
+
+    def _ends(self) -> tuple[float, float]:
+        """Which of the draws an interval ends at: by the number of runs, or of one run's requests."""
+        left_out = tail(len(self.run_sizes) if len(self.run_sizes) > 1 else self.run_sizes[0])
+        return left_out, 1 - left_out
 
     def _draws(self) -> list[_Draw]:
         random = np.random.default_rng(0)
@@ -121,6 +127,6 @@ class _Draw:
     places: Floats  # of the percentiles, among all samples in order: 0 is the smallest
 
 
-def _between(values: Floats) -> Interval:
-    low, high = np.quantile(values, _ENDS)
+def _between(values: Floats, ends: tuple[float, float]) -> Interval:
+    low, high = np.quantile(values, ends)
     return Interval(float(low), float(high))

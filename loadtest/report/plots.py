@@ -79,7 +79,7 @@ def write_pngs(report: Report, directory: Path) -> list[Path]:
 _READ_DISTRIBUTIONS = (
     "Each curve gives the share of completed requests (of gaps between pieces, for inter-token latency)"
     " that took no longer than the value below it; further left is better, and a long flat end is a tail."
-    " Dots are p50, p90 and p99 with their 95 % intervals. The dashed line is the same latency counted from"
+    " Dots are p50, p90 and p99 with their intervals. The dashed line is the same latency counted from"
     " the actual send: what lies between the two is time a request waited to be sent, which other tools"
     " leave out. Thin lines are single repeats."
 )
@@ -152,7 +152,7 @@ def _of_sweep(sweep: SweepReport) -> Iterator[Picture]:
         ),
         "Each point is a run; the number beside it is its load. Further right is more from the server,"
         " further up is a longer wait. A line that turns upward has found the server's capacity; one that"
-        " then bends back gets less for more. Bars are 95 % intervals; a hollow point is not to be trusted."
+        " then bends back gets less for more. Bars are intervals; a hollow point is not to be trusted."
         " Time to first token and end to end count from the intended time, so a backlog shows.",
         partial(draw_cost, sweep),
     )

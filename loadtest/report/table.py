@@ -20,6 +20,7 @@ from loadtest.report.words import (
     between,
     faults_of,
     figure,
+    intervals_words,
     limit_words,
     notes_of,
     number,
@@ -85,8 +86,7 @@ def _table(title: str, columns: Sequence[str]) -> Table:
 
 
 def _print_run(run: RunReport, console: Console) -> None:
-    repeats = f", {len(run.repeats)} repeats" if len(run.repeats) > 1 else ""
-    table = _table(f"Latency in ms (95 % intervals){repeats}", ("", "p50", "p90", "p99", "mean"))
+    table = _table(f"Latency in ms ({intervals_words(run)})", ("", "p50", "p90", "p99", "mean"))
     for measure in MEASURES:
         table.add_row(*_latency_row(measure, measure.of(run.summary)))
     console.print(table)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from loadtest.intervals import FEWEST
 from loadtest.results import (
     CompareReport,
     Distribution,
@@ -84,6 +85,12 @@ def number(value: float) -> str:
 
 def percent(share: float | None) -> str:
     return NO_FIGURE if share is None else f"{share * 100:.1f} %"
+
+
+def intervals_words(run: RunReport) -> str:
+    """What the intervals beside its figures are: of few repeats they do not hold 95 %."""
+    is_few = 1 < len(run.repeats) < FEWEST
+    return f"intervals of {len(run.repeats)} repeats" if is_few else "95 % intervals"
 
 
 def between(interval: Interval | None) -> str:

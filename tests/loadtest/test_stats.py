@@ -7,6 +7,7 @@ import statistics
 
 import pytest
 
+from loadtest.intervals import tail
 from loadtest.results import Distribution, Interval
 from loadtest.stats import MIN_REQUESTS, PERCENTILES, distribution, distribution_of_runs
 
@@ -92,6 +93,23 @@ def test_what_differs_from_run_to_run_widens_the_interval() -> None:
     shifted = [singles([value + 5.0 * number for value in values]) for number in range(4)]
     assert width(found(alike).intervals["mean"]) < 0.3
     assert width(found(shifted).intervals["mean"]) > 5.0
+
+
+@pytest.mark.parametrize(("number", "t"), [(6, 2.571), (12, 2.201)])
+def test_few_runs_have_intervals_as_wide_as_t_would_make_them(number: int, t: float) -> None:
+    """Of what differs from run to run alone. Plain percentiles are narrower by three tenths, of six runs."""
+    levels = [100.0 + level for level in drawn(number)]
+    interval = found([singles([level] * 20) for level in levels]).intervals["mean"]
+    assert width(interval) == pytest.approx(2 * t * statistics.stdev(levels) / number**0.5, rel=0.15)
+
+
+@pytest.mark.parametrize("number", [6, 10, 30, 1000])
+def test_what_is_left_out_is_less_the_fewer_there_were_to_draw_from(number: int) -> None:
+    """By t, of tables: 2.571, 2.262, 2.045 and 1.962 for 5, 9, 29 and 999 degrees of freedom."""
+    quantile = {6: 2.571, 10: 2.262, 30: 2.045, 1000: 1.962}[number]
+    wide = quantile * (number / (number - 1)) ** 0.5
+    assert tail(number) == pytest.approx(statistics.NormalDist().cdf(-wide), rel=0.02)
+    assert tail(number) < 0.025
 
 
 def test_an_interval_with_an_unknown_end_is_left_out() -> None:
