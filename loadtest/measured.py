@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from loadtest.timeline import Outcome, Timeline
 
+GRID_S = 0.005
+"""Between two looks at how late the tool's own event loop is."""
+
 
 @dataclass(slots=True)
 class Progress:
@@ -15,31 +18,21 @@ class Progress:
     """
 
     planned: int = 0
-    due: int = 0  # their intended time has come
     sent: int = 0
     running: int = 0
     completed: int = 0
     failed: int = 0
     left: int = 0
-    tokens: int = 0  # of completed requests, as the server counts them
     pieces: int = 0  # of text, that came for any request; as of the last ``count_pieces``
     _ended_pieces: int = 0
     _live: dict[int, Timeline] = field(default_factory=dict)
 
-    @property
-    def waiting(self) -> int:
-        """Due, but not sent, because as many run as may."""
-        return self.due - self.sent
-
     def begin(self, planned: int) -> None:
         """Another run: all counts are 0 again."""
         self.planned = planned
-        self.due = self.sent = self.running = self.completed = self.failed = self.left = 0
-        self.tokens = self.pieces = self._ended_pieces = 0
+        self.sent = self.running = self.completed = self.failed = self.left = 0
+        self.pieces = self._ended_pieces = 0
         self._live.clear()
-
-    def on_due(self) -> None:
-        self.due += 1
 
     def on_sent(self, timeline: Timeline) -> None:
         """Or about to be: what is left to do is its driver's."""
@@ -54,8 +47,6 @@ class Progress:
         self.completed += timeline.outcome is Outcome.COMPLETED
         self.failed += timeline.outcome is Outcome.FAILED
         self.left += timeline.outcome is Outcome.LEFT
-        if timeline.outcome is Outcome.COMPLETED and timeline.usage is not None:
-            self.tokens += timeline.usage.completion_tokens
 
     def count_pieces(self) -> None:
         self.pieces = self._ended_pieces + sum(map(_pieces, self._live.values()))
@@ -71,7 +62,7 @@ class Measured:
     """One run. ``timelines``, by their place in the plan, are of all requests whose time had come."""
 
     timelines: list[Timeline]
-    loop_lag_s: list[float]  # at each point of a fixed grid
+    loop_lag_s: list[float]  # at each point of the grid, from the first on
     peak_concurrency: int
     interrupted: bool
     processor_share: float = 0.0  # of one processor, that the tool's process used

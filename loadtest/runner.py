@@ -138,7 +138,6 @@ class _Sender:
         return free_at
 
     async def _ask(self, timeline: Timeline, past: Sequence[PastTurn]) -> PastTurn | None:
-        self._progress.on_due()
         timeline.capped_s = await self._cap.enter()
         self._progress.on_sent(timeline)
         self.peak_concurrency = max(self.peak_concurrency, self._progress.running)
