@@ -11,8 +11,7 @@ import time
 from itertools import count
 
 from loadtest.clock import Clock
-
-GRID_S = 0.005
+from loadtest.measured import GRID_S
 
 
 class LagMeter:

@@ -73,7 +73,8 @@ _TARGET_OPTIONS = (
 _BASE_URL = _option("--base-url", default=DEFAULT_URL, metavar="URL", help="Where the server is.")
 _WORKLOAD_OPTIONS = (
     _option("--num-requests", type=_POSITIVE, metavar="N",
-            help="Requests of each repeat.  [default: 100; 50 or more of each load of a sweep]"),
+            help="Requests of each repeat.  [default: 100, and four for each user; 50 or more of each load"
+                 " of a sweep]"),
     _option("--sessions", type=_POSITIVE, metavar="N",
             help="Conversations of each repeat, in place of --num-requests."),
     _option("--duration", "duration_s", type=MORE_THAN_0, metavar="SECONDS",

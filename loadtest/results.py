@@ -12,6 +12,7 @@ from typing import Literal
 from msgspec import Struct
 
 FORMAT = 1
+RATE_TOLERANCE = 0.01
 
 
 class Interval(Struct, frozen=True):
@@ -64,7 +65,7 @@ class Summary(Struct, frozen=True):
 
 
 class Schedule(Struct, frozen=True):
-    """Whether the tool did as it was asked. Rates are conversations a second."""
+    """Whether the tool did as it was asked, and the load was there. Rates are conversations a second."""
 
     asked_rate: float | None  # null under a closed load
     achieved_rate: float | None
@@ -74,6 +75,17 @@ class Schedule(Struct, frozen=True):
     peak_concurrency: int
     on_schedule: bool
     faults: list[str]  # plain sentences; empty when on_schedule
+    notes: list[str] = []  # what to bear in mind of the load
+    stalled: int = 0  # requests that were under way while the tool stood still for a while
+    later_turns: int = 0  # sent, that had a time of their own
+    slip_ms: Distribution | None = None  # of those of them that came after it: by how much
+    mean_users: float | None = None  # of a closed load: those that had work
+
+    @property
+    def fell_short(self) -> bool:
+        """Whether requests left at less than the rate that was asked, where one was."""
+        asked, achieved = self.asked_rate, self.achieved_rate
+        return asked is not None and achieved is not None and achieved < asked * (1 - RATE_TOLERANCE)
 
 
 class UsageCheck(Struct, frozen=True):

@@ -25,6 +25,7 @@ BY_TRACE = "trace"  # as a length: that of the trace's row
 _INPUT_LEN = "512"
 _OUTPUT_LEN = "128"
 _WARMUP_USERS = 4
+EACH_USER = 4  # of a closed load asks at least as often, where nobody says how often
 _ROUNDING = 1e-9  # of a rate times a duration
 
 
@@ -98,6 +99,12 @@ class WorkloadSpec:
     def is_drawn(self) -> bool:
         """Whether lengths are drawn; else the rows of a trace are taken in their order."""
         return self.trace is None or not self.trace.is_ordered or self.turns != "1"
+
+    @property
+    def has_conversations(self) -> bool:
+        """Whether requests are turns of some; else each is one of its own."""
+        of_trace = self.trace is not None and self.trace.has_sessions
+        return self.sessions is not None or self.turns != "1" or of_trace
 
     @property
     def default_input_len(self) -> str:

@@ -68,7 +68,7 @@ def compare_command(a: str, b: str, **options: Any) -> None:
     output, targets = take_output(options), _targets(a, b, options)
     spec, measuring = take_workload(options), take_measuring(options)
     load, rounds = take_load(options, spec), options.pop("rounds")
-    spec = counted(spec)
+    spec = counted(spec, load)
     for target in targets:
         check_together(target, spec)
 

@@ -62,7 +62,7 @@ def run_of(options: dict[str, Any], target: Target) -> Callable[[Target], Work]:
 
     spec, repeats = take_workload(options), options.pop("repeats")
     load, measuring = take_load(options, spec), take_measuring(options)
-    spec = counted(spec)
+    spec = counted(spec, load)
     check_together(target, spec)
 
     def of(target: Target) -> Work:

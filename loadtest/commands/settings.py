@@ -20,10 +20,11 @@ from loadtest.drivers.target import Target, TargetError
 from loadtest.slo import Slo, SloError
 from loadtest.slo import parse as parse_slo
 from loadtest.traces import Trace, TraceError, read_trace
-from loadtest.workload import Arrival, WorkloadSpec
+from loadtest.workload import EACH_USER, Arrival, WorkloadSpec
 
 Options = dict[str, Any]
 DEFAULT_REQUESTS = 100
+DEFAULT_SESSIONS = 25  # of users that have conversations
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +113,14 @@ def check_together(target: Target, spec: WorkloadSpec) -> None:
         raise click.UsageError("--n is for --endpoint chat and completions: a response is one answer.")
 
 
-def counted(spec: WorkloadSpec) -> WorkloadSpec:
-    """With an end, where none was given."""
+def counted(spec: WorkloadSpec, load: AskedLoad) -> WorkloadSpec:
+    """With an end, where none was given. Users are to be there for a while, all of them."""
     if spec.num_requests or spec.sessions or spec.duration_s:
         return spec
-    return replace(spec, num_requests=DEFAULT_REQUESTS)
+    least = EACH_USER * (load.users or 0)
+    if least and spec.has_conversations:
+        return replace(spec, sessions=max(DEFAULT_SESSIONS, least))
+    return replace(spec, num_requests=max(DEFAULT_REQUESTS, least))
 
 
 def _extra(text: str | None) -> dict[str, Any]:

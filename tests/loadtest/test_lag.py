@@ -8,7 +8,8 @@ import time
 import pytest
 
 from loadtest.clock import MonotonicClock
-from loadtest.lag import GRID_S, LagMeter, ProcessorMeter
+from loadtest.lag import LagMeter, ProcessorMeter
+from loadtest.measured import GRID_S
 from loadtest.stats import distribution
 from tests.support.virtual_time import VirtualClock, run_virtually
 

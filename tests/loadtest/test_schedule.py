@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
-from loadtest.measured import Measured
-from loadtest.plan import Load, Plan
+from loadtest.measured import GRID_S, Measured
+from loadtest.plan import Conversation, Load, Plan, PlannedRequest
 from loadtest.results import Schedule, Summary
 from loadtest.schedule import schedule, schedule_of_repeats
 from loadtest.summary import summarize
@@ -121,6 +122,86 @@ def test_a_late_tool_says_whether_it_was_too_busy_or_was_starved(share: float, s
     assert schedule(Plan((), Load.OPEN), late).faults[-1] == sentence
     on_time = Measured([], [0.0] * 995 + [0.02] * 5, 0, False, share)
     assert schedule(Plan((), Load.OPEN), on_time).on_schedule
+
+
+def stalled(at_s: float, for_s: float, run_s: float = 200.0) -> list[float]:
+    """Lag at each point of the grid of a loop that stood still once."""
+    points = [GRID_S * number for number in range(1, round(run_s / GRID_S))]
+    return [max(0.0, at_s + for_s - due_at) if due_at >= at_s else 0.0 for due_at in points]
+
+
+def ended(intended_at: float, took_s: float) -> Timeline:
+    planned = PlannedRequest(0, "", 5, 5, intended_at)
+    return Timeline(planned, 0, 5, intended_at, sent_at=intended_at, ended_at=intended_at + took_s)
+
+
+def test_a_stall_that_no_percentile_shows_is_a_fault_if_requests_were_under_way() -> None:
+    """1.9 s of 200 are 0.95 % of the grid."""
+    lag_s = stalled(50.0, 1.9)
+    under_way = [ended(float(number), 5.0) for number in range(200)]
+    verdict = schedule(Plan((), Load.OPEN), Measured(under_way, lag_s, 0, False, 0.3))
+    assert verdict.loop_lag_ms is not None and verdict.loop_lag_ms.p99 < 5.0
+    assert (verdict.on_schedule, verdict.stalled) == (False, 7)  # from those of 45 s to those of 51 s
+    assert verdict.faults[0].startswith("The tool stood still for 1,9")
+    assert "7 of 200 requests were under way" in verdict.faults[0]
+    assert verdict.faults[1].startswith("The tool used 30% of a processor")
+    nobody = [ended(float(number), 0.5) for number in range(200) if not 48 <= number <= 52]
+    assert schedule(Plan((), Load.OPEN), Measured(nobody, lag_s, 0, False)).on_schedule
+
+
+def test_a_stall_that_meets_hardly_anybody_or_is_short_is_none() -> None:
+    short = [ended(number / 10, 0.05) for number in range(2000)]
+    meets_one = schedule(Plan((), Load.OPEN), Measured(short, stalled(50.02, 0.06), 0, False))
+    assert (meets_one.on_schedule, meets_one.stalled) == (True, 1)
+    under_way = [ended(float(number), 5.0) for number in range(200)]
+    assert schedule(Plan((), Load.OPEN), Measured(under_way, stalled(50.0, 0.045), 0, False)).stalled == 0
+
+
+def test_users_that_were_not_there_are_a_fault() -> None:
+    verdict = judged(run_plan(closed_plan(requests([None] * 10), users=16), steady(0.5)))
+    (fault,) = verdict.faults
+    assert fault.startswith("There were never more than 10 users where 16 were asked for")
+    assert judged(run_plan(closed_plan(requests([None] * 16), users=16), steady(0.5))).on_schedule
+
+
+def test_users_that_think_are_there() -> None:
+    singles = [replace(one, think_s=1.0 + one.index) for one in requests([None] * 4)]
+    verdict = judged(run_plan(closed_plan(singles, users=4), steady(0.25)))
+    assert (verdict.peak_concurrency, verdict.on_schedule) == (1, True)
+    few = judged(run_plan(closed_plan(singles[:3], users=4), steady(0.25)))
+    assert few.faults[0].startswith("There were never more than 3 users where 4 were asked for")
+
+
+def test_a_run_that_mostly_ends_says_how_many_users_it_had() -> None:
+    """Eight users, 12 requests of 1 s: eight for a second, four for another."""
+    verdict = judged(run_plan(closed_plan(requests([None] * 12), users=8), steady(1.0)))
+    assert (verdict.on_schedule, verdict.mean_users) == (True, 6.0)
+    (note,) = verdict.notes
+    assert note.startswith("Of 8 users 6 had something to ask in the mean")
+    assert judged(run_plan(closed_plan(requests([None] * 32), users=8), steady(1.0))).notes == []
+
+
+def test_a_user_that_thinks_has_something_to_ask() -> None:
+    singles = [replace(one, think_s=3.0) for one in requests([None] * 8)]
+    verdict = judged(run_plan(closed_plan(singles, users=4), steady(1.0)))
+    assert (verdict.mean_users, verdict.notes) == (4.0, [])
+
+
+def test_later_turns_that_miss_their_time_are_told() -> None:
+    def conversation(start: float, index: int) -> Conversation:
+        times = [start, start + 1.0, start + 2.0]
+        return Conversation(tuple(PlannedRequest(index + at, "", 5, 5, due) for at, due in enumerate(times)))
+
+    plan = Plan(tuple(conversation(float(10 * number), 3 * number) for number in range(10)), Load.OPEN, 0.1)
+    late = judged(run_plan(plan, steady(3.0)))
+    assert (late.on_schedule, late.later_turns) == (True, 20), "conversations began on time"
+    assert late.slip_ms is not None
+    assert (late.slip_ms.count, late.slip_ms.max) == (20, pytest.approx(4000.0))
+    assert late.notes[0].startswith("20 of 20 later turns came after their time, half of them by over 3 s")
+    in_time = judged(run_plan(plan, steady(0.5)))
+    assert (in_time.later_turns, in_time.slip_ms, in_time.notes) == (20, None, [])
+    together = schedule_of_repeats([plan] * 2, [run_plan(plan, steady(took)).measured for took in (0.5, 3.0)])
+    assert together.notes[0].startswith("20 of 40 later turns")
 
 
 def test_a_closed_load_has_no_rate_to_keep() -> None:
