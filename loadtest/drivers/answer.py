@@ -97,6 +97,8 @@ class Answer:
     def _end(self, at: float, reason_if_unfinished: str) -> None:
         if None in self._finishes:
             self.fail(reason_if_unfinished, at)
+        elif self._timeline.first_at is None:
+            self.fail("no text", at)  # it has no first token either, and would meet any limit for it
         elif self._needs_usage and self._timeline.usage is None:
             self.fail("no usage", at)
         else:

@@ -58,6 +58,16 @@ def test_tokens_of_a_piece_are_those_that_usage_grew_by() -> None:
     assert timeline.piece_tokens == [[1, 3]]
 
 
+def test_an_answer_without_any_text_has_failed() -> None:
+    """It has no first token, so that no limit for that could be missed."""
+    timeline, answer = begin()
+    answer.take(chunk("", finish="stop"), 1.0)
+    answer.take(chunk(tokens=1), 2.0)
+    answer.take(b"[DONE]", 3.0)
+    assert (timeline.outcome, timeline.reason, timeline.ended_at) == (Outcome.FAILED, "no text", 3.0)
+    assert answer.turn() is None
+
+
 def test_several_choices_are_told_apart_and_their_tokens_are_not_guessed() -> None:
     timeline, answer = begin(n=2, so_far=True)
     answer.take(chunk(" a", tokens=1), 1.0)
