@@ -9,6 +9,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit, urlunsplit
 
+from loadtest.intervals import FEWEST
+from loadtest.latency import latency_of_row
 from loadtest.results import CompareReport, Report, RequestRow, RunReport, SweepReport
 from loadtest.workload import Arrival, WorkloadSpec
 
@@ -46,7 +48,7 @@ def run_notes(report: RunReport, *, salted: bool, dropped: int) -> list[str]:
 
 def _notes_of_backlog(report: RunReport) -> Iterator[str]:
     """A rate that the server cannot bear has no latency of its own: it grows as long as one measures."""
-    repeats = [repeat.requests for repeat in report.repeats]
+    repeats = [_were_due(repeat.requests) for repeat in report.repeats]
     if report.schedule.asked_rate is None:
         return
     if any(map(_ended_before_its_answers, repeats)):
@@ -59,6 +61,11 @@ def _notes_of_backlog(report: RunReport) -> Iterator[str]:
             "The server fell behind: the longer requests came, the more of them it had, the slower it was. It"
             " may have no steady state at this rate; then latencies depend on how long the run is."
         )
+
+
+def _were_due(rows: Sequence[RequestRow]) -> list[RequestRow]:
+    """Without turns that nobody could ask since the conversation was over: they never were under way."""
+    return [row for row in rows if row.sent_ms is not None or row.outcome == "unfinished"]
 
 
 def _ended_before_its_answers(rows: Sequence[RequestRow]) -> bool:
@@ -95,12 +102,8 @@ def _numbers_in_flight(rows: Sequence[RequestRow]) -> list[int]:
 
 
 def _median_time(rows: Sequence[RequestRow]) -> float:
-    """Latency by tokens of the answer, which differ in a trace; 0 where nothing completed."""
-    took = [
-        (row.ended_ms - row.intended_ms) / row.output_len
-        for row in rows
-        if row.outcome == "completed" and row.ended_ms is not None
-    ]
+    """Latency by tokens of the answer, which differ in a trace; 0 where nothing has one."""
+    took = [had.e2e_s / row.output_len for row in rows if (had := latency_of_row(row)) is not None]
     return statistics.median(took) if took else 0.0
 
 
@@ -135,6 +138,11 @@ def _notes_of_samples(report: RunReport) -> Iterator[str]:
         yield f"Of fewer than {_FEW_FOR_P99} requests a p99 is hardly more than their maximum."
     if len(report.repeats) == 1:
         yield "One run only: its intervals know how requests differ, not how one run differs from the next."
+    elif len(report.repeats) < FEWEST:
+        yield (
+            f"Intervals are of {len(report.repeats)} repeats: they are as wide as these allow, and of fewer"
+            f" than {FEWEST} none holds 95 %."
+        )
     if not report.warmup_requests:
         yield "Nothing was warmed up: what a server does once, for its first requests, is in the figures."
 
@@ -206,9 +214,11 @@ def exit_status(report: Report) -> int:
     done = [run.summary.completed > 0 for run in runs]
     if not (all(done) if isinstance(report, CompareReport) else any(done)):
         return EXIT_NOTHING_DONE
-    if all(run.schedule.on_schedule and run.usage.within for run in runs):
-        return 0
-    return EXIT_NOT_TO_BE_TRUSTED
+    if not all(run.schedule.on_schedule and run.usage.within for run in runs):
+        return EXIT_NOT_TO_BE_TRUSTED
+    if any(run.summary.has_mostly_failed for run in runs) and not isinstance(report, SweepReport):
+        return EXIT_NOT_TO_BE_TRUSTED  # of a sweep's highest loads much may fail
+    return 0
 
 
 def _runs(report: Report) -> list[RunReport]:

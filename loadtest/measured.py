@@ -66,6 +66,7 @@ class Measured:
     peak_concurrency: int
     interrupted: bool
     processor_share: float = 0.0  # of one processor, that the tool's process used
+    had_work_until_s: float | None = None  # all users of a closed load; else None, also if it was stopped
 
 
 def _pieces(timeline: Timeline) -> int:

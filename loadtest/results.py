@@ -35,8 +35,22 @@ class Distribution(Struct, frozen=True):
     intervals: dict[str, Interval] = {}  # of mean, p50, p90, p95 and p99
 
 
+class Steady(Struct, frozen=True):
+    """Rates while the load was whole, so without a run's beginning and end; a request counts by its pieces.
+
+    Of an open load that is from the first answer's end, since before it more and more requests run, to the
+    last begin of a conversation; of a closed one until the first user ran out of work. Of repeats together
+    times are means.
+    """
+
+    from_ms: float
+    to_ms: float
+    output_tok_s: float
+    request_rate: float
+
+
 class Summary(Struct, frozen=True):
-    """Of one run, or of its repeats together."""
+    """Of one run, or of its repeats together. What slow readers asked for is in no latency and no SLO."""
 
     ttft_ms: Distribution | None
     ttft_from_send_ms: Distribution | None
@@ -47,21 +61,39 @@ class Summary(Struct, frozen=True):
     normalized_ms: Distribution | None  # e2e / tokens of a choice; the PagedAttention paper's s/token, in ms
     queue_ms: Distribution | None  # from intended to sent: what the client's own cap cost
     duration_s: float  # from the first intended time to the last end
-    output_tok_s: float  # of completed requests, as the total
+    output_tok_s: float  # of completed requests, as the total, over all of that time
     total_tok_s: float
     request_rate: float  # completed a second
     goodput: float | None  # completed within the SLO a second; null without one
-    slo_attainment: float | None  # share of all requests but those left on purpose; a failure is a miss
+    slo_attainment: float | None  # share of all but those left on purpose or read slowly; a failure is a miss
     completed: int
     failed: int
     left: int  # by the client, on purpose
     unfinished: int
     failures: dict[str, int]  # by reason
     tokens_per_piece: float | None
-    exact_token_times: bool  # how many tokens came with each piece is known
+    exact_token_times: bool  # each piece was one token
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int | None
+    slow: int = 0  # of all these, those whose client read slowly
+    together_share: float | None = None  # of the gaps between pieces, those in which no time passed
+    steady: Steady | None = None  # null where there was no such time
+
+    @property
+    def asked(self) -> int:
+        """Requests that were to be sent."""
+        return self.completed + self.failed + self.left + self.unfinished
+
+    @property
+    def has_mostly_failed(self) -> bool:
+        """Then what completed says little of what was asked."""
+        return 2 * self.failed > self.asked
+
+    @property
+    def sustained_tok_s(self) -> float:
+        """What the server gives under this load: without its beginning and end, where that is known."""
+        return self.output_tok_s if self.steady is None else self.steady.output_tok_s
 
 
 class Schedule(Struct, frozen=True):
@@ -116,6 +148,11 @@ class RequestRow(Struct, frozen=True, omit_defaults=True):
     completion_tokens: int | None = None
     cached_tokens: int | None = None
     piece_ms: list[list[float]] = []  # of each choice
+    capped_ms: float | None = None  # of the time until it was sent: waiting for max_concurrency, if it did
+    n: int = 1  # answers asked for
+    pause_ms: float | None = None  # of a slow reader, after each piece
+    leave_after: int | None = None  # tokens after which its client was to leave
+    finish_reasons: list[str] = []  # of each choice, as far as told
 
 
 class Series(Struct, frozen=True):

@@ -49,9 +49,16 @@ class Runner:
             lag, processor = LagMeter(self._clock), ProcessorMeter(self._clock)
             async with _going_on(lag.watch, self._count_pieces, *beside):
                 interrupted = await self._until_stopped(sender.send_all())
-                share = processor.share()
+                timelines, share = sender.finish(), processor.share()  # before what goes on takes time to end
         self._progress.count_pieces()
-        return Measured(sender.finish(), lag.samples_s, sender.peak_concurrency, interrupted, share)
+        return Measured(
+            timelines,
+            lag.samples_s,
+            sender.peak_concurrency,
+            interrupted,
+            share,
+            sender.had_work_until_s,
+        )
 
     async def _count_pieces(self) -> None:
         """Now and then: there are too many pieces to count each as it comes."""
@@ -75,6 +82,7 @@ class _Sender:
 
     def __init__(self, plan: Plan, driver: Driver, clock: Clock, progress: Progress) -> None:
         self.peak_concurrency = 0
+        self.had_work_until_s: float | None = None
         self._plan = plan
         self._driver = driver
         self._clock = clock
@@ -118,6 +126,8 @@ class _Sender:
         free_at = self._clock.now()
         for conversation in conversations:
             free_at = await self._converse(conversation, free_at)
+        if self.had_work_until_s is None:  # nobody before had to look for more
+            self.had_work_until_s = free_at
 
     async def _converse(self, conversation: Conversation, free_at: float) -> float:
         """Ask turn after turn; when the last one ended, which is when whoever asked is free again."""

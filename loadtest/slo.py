@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from loadtest.latency import latency
-from loadtest.timeline import Outcome, Timeline
+from loadtest.latency import has_latency, latency
+from loadtest.timeline import Timeline
 
 _MEASURES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2e", "e2el": "e2e"}
 _UNITS = {"ms": 1e-3, "s": 1.0}
@@ -31,8 +31,8 @@ class Slo:
     e2e_s: float | None = None
 
     def met(self, timeline: Timeline) -> bool:
-        """A request that did not complete has not met it. What an answer is too short to have is met."""
-        if timeline.outcome is not Outcome.COMPLETED:
+        """A request without latencies has not met it. What an answer is too short to have is met."""
+        if not has_latency(timeline):
             return False
         had = latency(timeline)
         longest_gap_s = max(had.gaps_s, default=None)

@@ -1,46 +1,41 @@
 """Makes figures of timelines. Pure.
 
-Latencies are of completed requests only; what failed is counted apart, by reason, and missed its SLO. Rates
-are over the whole of a run, from the first intended time to the last end.
+Latencies are of completed requests only; what failed is counted apart, by reason, and missed its SLO. What
+slow readers asked for is counted, and is in no latency and no SLO. Rates are over the whole of a run, from
+the first intended time to the last end; beside them are those of the time in which the load was whole.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
-from loadtest.latency import Latency, latency
+from loadtest.latency import MEASURES, has_latency, latency, samples_ms
 from loadtest.measured import Measured
 from loadtest.results import Distribution, RequestRow, Summary, UsageCheck
 from loadtest.slo import Slo
 from loadtest.stats import distribution_of_runs
+from loadtest.steady import steady
 from loadtest.timeline import Outcome, Timeline, Usage
 
 USAGE_TOLERANCE = 0.02
 _Counts = Sequence[tuple[int, int]]
 """Of each request, tokens as planned and as counted."""
-_SAMPLES: dict[str, Callable[[Latency], Sequence[float | None]]] = {
-    "ttft_ms": lambda had: [had.ttft_s],
-    "ttft_from_send_ms": lambda had: [had.ttft_from_send_s],
-    "itl_ms": lambda had: had.gaps_s,
-    "tpot_ms": lambda had: [had.tpot_s],
-    "e2e_ms": lambda had: [had.e2e_s],
-    "e2e_from_send_ms": lambda had: [had.e2e_from_send_s],
-    "normalized_ms": lambda had: [had.normalized_s],
-    "queue_ms": lambda had: [had.queue_s],
-}
+_TOGETHER_S = 1e-4  # between two pieces: a server takes longer to make one, and a connection to carry it
 
 
 def summarize(runs: Sequence[Measured], slo: Slo | None) -> Summary:
     """Of one run, or of repeats together."""
     timelines = [timeline for run in runs for timeline in run.timelines]
     completed = [timeline for timeline in timelines if timeline.outcome is Outcome.COMPLETED]
+    timed = [timeline for timeline in completed if has_latency(timeline)]
     usages = [timeline.usage for timeline in completed if timeline.usage is not None]
     outcomes = Counter(timeline.outcome for timeline in timelines)
     duration_s = sum(map(_duration_s, runs))
     prompt_tokens = sum(usage.prompt_tokens for usage in usages)
     completion_tokens = sum(usage.completion_tokens for usage in usages)
-    num_good = None if slo is None else sum(map(slo.met, completed))
+    num_good = None if slo is None else sum(map(slo.met, timed))
     return Summary(
         **_latencies(runs),
         duration_s=duration_s,
@@ -48,17 +43,20 @@ def summarize(runs: Sequence[Measured], slo: Slo | None) -> Summary:
         total_tok_s=_rate(prompt_tokens + completion_tokens, duration_s),
         request_rate=_rate(len(completed), duration_s),
         goodput=None if num_good is None else _rate(num_good, duration_s),
-        slo_attainment=_share(num_good, len(timelines) - outcomes[Outcome.LEFT]),
+        slo_attainment=_share(num_good, sum(map(_can_meet, timelines))),
         completed=len(completed),
         failed=outcomes[Outcome.FAILED],
         left=outcomes[Outcome.LEFT],
         unfinished=outcomes[Outcome.UNFINISHED],
         failures=_failures(timelines),
         tokens_per_piece=_share(completion_tokens, sum(map(_num_pieces, completed))),
-        exact_token_times=bool(completed) and all(map(_has_exact_token_times, completed)),
+        exact_token_times=bool(completed) and all(map(_is_a_token_a_piece, completed)),
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         cached_tokens=_cached_tokens(usages),
+        slow=sum(timeline.is_slow for timeline in timelines),
+        together_share=_together_share(timed),
+        steady=steady(runs),
     )
 
 
@@ -111,18 +109,16 @@ def _off_by(counts: _Counts) -> float:
 
 
 def _latencies(runs: Sequence[Measured]) -> dict[str, Distribution | None]:
-    had = [
-        [latency(timeline) for timeline in run.timelines if timeline.outcome is Outcome.COMPLETED]
-        for run in runs
-    ]
+    had = [[latency(timeline) for timeline in run.timelines if has_latency(timeline)] for run in runs]
     return {
-        name: distribution_of_runs([[_ms(samples(one)) for one in run] for run in had])
-        for name, samples in _SAMPLES.items()
+        measure: distribution_of_runs([[samples_ms(one, measure) for one in run] for run in had])
+        for measure in MEASURES
     }
 
 
-def _ms(samples_s: Iterable[float | None]) -> list[float]:
-    return [sample * 1e3 for sample in samples_s if sample is not None]
+def _can_meet(timeline: Timeline) -> bool:
+    """Whether the SLO is about it: not if its client left on purpose, or read slowly."""
+    return timeline.outcome is not Outcome.LEFT and not timeline.is_slow
 
 
 def _duration_s(run: Measured) -> float:
@@ -139,11 +135,16 @@ def _num_pieces(timeline: Timeline) -> int:
     return sum(map(len, timeline.piece_times))
 
 
-def _has_exact_token_times(timeline: Timeline) -> bool:
-    """Either the server tells, or there are as many pieces as tokens."""
+def _is_a_token_a_piece(timeline: Timeline) -> bool:
+    """As the server tells; where it does not, if there are as many pieces as tokens."""
     if timeline.piece_tokens is not None:
-        return True
+        return all(tokens == 1 for counts in timeline.piece_tokens for tokens in counts)
     return timeline.usage is not None and timeline.usage.completion_tokens == _num_pieces(timeline)
+
+
+def _together_share(timed: Iterable[Timeline]) -> float | None:
+    gaps_s = [gap_s for timeline in timed for gap_s in latency(timeline).gaps_s]
+    return _share(sum(gap_s < _TOGETHER_S for gap_s in gaps_s), len(gaps_s))
 
 
 def _cached_tokens(usages: Iterable[Usage]) -> int | None:
@@ -176,6 +177,11 @@ def _row(timeline: Timeline) -> RequestRow:
         completion_tokens=None if usage is None else usage.completion_tokens,
         cached_tokens=None if usage is None else usage.cached_tokens,
         piece_ms=[[_at_ms(at) for at in times] for times in timeline.piece_times],
+        capped_ms=_at_ms(timeline.capped_s) or None,
+        n=planned.n,
+        pause_ms=_at_ms(planned.reading.pause_s) or None,
+        leave_after=None if math.isinf(planned.reading.leave_after) else int(planned.reading.leave_after),
+        finish_reasons=timeline.finish_reasons,
     )
 
 

@@ -10,14 +10,12 @@ from typing import Literal
 
 from loadtest.results import FORMAT, RunReport, SweepPoint, SweepReport
 from loadtest.sweep import Point, Sweep
-from loadtest.workload import Arrival, WorkloadSpec
+from loadtest.workload import EACH_USER, Arrival, WorkloadSpec
 
 Over = Literal["rate", "concurrency"]
 DEFAULT_DURATION_S = 30.0
 DEFAULT_LEAST = 50  # requests, or conversations, at each load
-_EACH_USER = 4  # asks at least as often
 _ALONE = 8  # requests that tell how fast one user is served
-_RATE_KEPT = 0.99
 _ALIKE = 1.1  # mean lengths
 
 
@@ -27,7 +25,7 @@ def workload_at(spec: WorkloadSpec, over: Over, value: float) -> WorkloadSpec:
     """
     least = spec.sessions or spec.num_requests or DEFAULT_LEAST
     if over == "concurrency":
-        number = max(least, _EACH_USER * int(value))
+        number = max(least, EACH_USER * int(value))
     else:
         number = max(least, math.ceil(value * (spec.duration_s or DEFAULT_DURATION_S)))
     return _sized(spec, number)
@@ -41,7 +39,7 @@ def workload_alone(spec: WorkloadSpec) -> WorkloadSpec:
 
 def _sized(spec: WorkloadSpec, number: int) -> WorkloadSpec:
     """With so many conversations, where it has any, else requests."""
-    if spec.sessions or spec.turns != "1" or (spec.trace is not None and spec.trace.has_sessions):
+    if spec.has_conversations:
         return replace(spec, sessions=number, num_requests=None, duration_s=None)
     return replace(spec, num_requests=number, sessions=None, duration_s=None)
 
@@ -57,9 +55,8 @@ def first_rate(alone: RunReport) -> float | None:
 
 def point_of(value: float, run: RunReport) -> Point:
     """``offered`` is whether the load was there, not whether the server bore it."""
-    asked, achieved = run.schedule.asked_rate, run.schedule.achieved_rate
-    kept = asked is None or achieved is None or achieved >= _RATE_KEPT * asked
-    return Point(value, run.summary.output_tok_s, run.summary.slo_attainment, kept and not run.interrupted)
+    is_offered = not (run.schedule.fell_short or run.interrupted)
+    return Point(value, run.summary.sustained_tok_s, run.summary.slo_attainment, is_offered)
 
 
 def sweep_report(

@@ -50,6 +50,11 @@ class Timeline:
     finish_reasons: list[str] = field(default_factory=list)
 
     @property
+    def is_slow(self) -> bool:
+        """Whether its client reads slowly: what it waits is partly its own doing."""
+        return self.planned.reading.pause_s > 0
+
+    @property
     def first_at(self) -> float | None:
         """When the first text of any choice came."""
         return min((times[0] for times in self.piece_times if times), default=None)

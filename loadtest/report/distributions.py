@@ -1,4 +1,4 @@
-"""How latencies are distributed: for each, the share of requests that took no longer.
+"""How latencies are distributed: for each, the share of requests (or of gaps) that took no longer.
 
 The marks at p50, p90 and p99 are the report's own figures, with their intervals; the curves are drawn from
 the single requests.
@@ -6,14 +6,13 @@ the single requests.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from loadtest.report.samples import all_rows, samples
+from loadtest.report.samples import all_rows, samples, share_within
 from loadtest.report.style import (
     PERCENTILES,
     Sheet,
@@ -108,7 +107,7 @@ def _draw_measure(axes: Axes, run: RunReport, measure: Measure) -> None:
     limit = slo_limit(run.slo, measure)
     latency_axis(axes, [*_ends(seen), *([] if limit is None else [limit])], "x")
     share_axis(axes)
-    _draw_limit(axes, limit, () if measure is ITL else pooled)  # gaps are no requests
+    _draw_limit(axes, limit, None if limit is None else share_within(all_rows(run), measure, limit))
     _draw_marks(axes, distribution)
     legend_above(axes)
     return None
@@ -136,7 +135,7 @@ def _draw_several(axes: Axes, measure: Measure, lines: Sequence[tuple[RunReport,
     limit = slo_limit(lines[0][0].slo, measure)
     latency_axis(axes, [*drawn, *([] if limit is None else [limit])], "x")
     share_axis(axes)
-    _draw_limit(axes, limit, ())
+    _draw_limit(axes, limit)
     legend_above(axes)
     return None
 
@@ -191,14 +190,16 @@ def _draw_marks(axes: Axes, distribution: Distribution) -> None:
         )
 
 
-def _draw_limit(axes: Axes, limit: float | None, ascending: Sequence[float]) -> None:
+def _draw_limit(axes: Axes, limit: float | None, within: float | None = None) -> None:
+    """``within``: the share of the requests, which is not that of a curve: failures have no latency, and of
+    inter-token latency a curve is of gaps.
+    """
     if limit is None:
         return
-    within = bisect_right(ascending, limit) / len(ascending) if ascending else None
     axes.axvline(limit, color=colour("danger"), linewidth=1.2, linestyle=(0, (4, 3)), zorder=2)
     is_right = place_across(axes, limit) > 0.6
     axes.annotate(
-        f"SLO {number(limit)}" + ("" if within is None else f", {percent(within)} within"),
+        f"SLO {number(limit)}" + ("" if within is None else f", kept by {percent(within)}"),
         (limit, 0.03),
         xytext=(-5 if is_right else 5, 0),
         textcoords="offset points",

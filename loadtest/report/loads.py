@@ -1,6 +1,7 @@
 """The points of a sweep: what the server gave for each load, and what it cost those who waited.
 
-A point whose run is not to be trusted is hollow.
+Output is that of the time in which the load was whole, where there was one. A point whose run is not to be
+trusted is hollow.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from loadtest.report.words import (
     TPOT,
     TTFT,
     Measure,
-    asked,
     faults_of,
     number,
     percent,
@@ -75,7 +75,7 @@ def _draw_cost(axes: Axes, sweep: SweepReport, measure: Measure) -> None:
     for name, tint in PERCENTILES.items():
         seen += _draw_percentile(axes, points, measure, name, colour(tint))
     latency_axis(axes, seen, "y")
-    across = [point.run.summary.output_tok_s for point in points]
+    across = [point.run.summary.sustained_tok_s for point in points]
     axes.set_xlim(0, max(across) * 1.14)
     axes.set_xlabel("output tokens a second")
     if limit is not None:
@@ -95,7 +95,7 @@ def _draw_percentile(
     """A line with its intervals; gives what the axis has to show."""
     found = [measure.of(point.run.summary) for point in points]
     distributions = [distribution for distribution in found if distribution is not None]
-    across = [point.run.summary.output_tok_s for point in points]
+    across = [point.run.summary.sustained_tok_s for point in points]
     up = [float(getattr(distribution, name)) for distribution in distributions]
     axes.plot(across, up, color=tint, linewidth=1.8, zorder=3)
     seen = list(up)
@@ -126,7 +126,7 @@ def _name_points(axes: Axes, sweep: SweepReport, points: Sequence[SweepPoint], m
     for point in sorted(points, key=lambda point: point.value not in marked):
         distribution = measure.of(point.run.summary)
         assert distribution is not None
-        at = (point.run.summary.output_tok_s, distribution.p99)
+        at = (point.run.summary.sustained_tok_s, distribution.p99)
         across, up = axes.transAxes.inverted().transform(axes.transData.transform(at))
         if any(abs(across - x) < _NAME_WIDTH and abs(up - y) < _NAME_HEIGHT for x, y in taken):
             continue
@@ -143,7 +143,7 @@ def _name_lines(axes: Axes, last: SweepPoint, measure: Measure) -> None:
     assert distribution is not None
     up = -1.0
     for name in PERCENTILES:
-        at = (last.run.summary.output_tok_s, getattr(distribution, name))
+        at = (last.run.summary.sustained_tok_s, getattr(distribution, name))
         across, own = axes.transAxes.inverted().transform(axes.transData.transform(at))
         up = max(float(own), up + _NAME_HEIGHT)
         axes.annotate(
@@ -155,7 +155,7 @@ def _name_lines(axes: Axes, last: SweepPoint, measure: Measure) -> None:
 def _draw_throughput(axes: Axes, sweep: SweepReport) -> None:
     head(axes, "Throughput, output tokens a second")
     across = [point.value for point in sweep.points]
-    up = [point.run.summary.output_tok_s for point in sweep.points]
+    up = [point.run.summary.sustained_tok_s for point in sweep.points]
     axes.plot(across, up, color=colour("tide"), zorder=3)
     _draw_points(axes, sweep.points, across, up, colour("tide"))
     from_zero(axes)
@@ -201,9 +201,9 @@ def _draw_limit_band(axes: Axes, sweep: SweepReport) -> None:
 
 def _draw_completed(axes: Axes, sweep: SweepReport) -> None:
     head(axes, "Requests that completed")
-    points = [point for point in sweep.points if asked(point.run.summary)]
+    points = [point for point in sweep.points if point.run.summary.asked]
     across = [point.value for point in points]
-    up = [point.run.summary.completed / asked(point.run.summary) for point in points]
+    up = [point.run.summary.completed / point.run.summary.asked for point in points]
     axes.plot(across, up, color=colour("tide"), zorder=3)
     _draw_points(axes, points, across, up, colour("tide"))
     share_axis(axes)

@@ -81,7 +81,8 @@ _READ_DISTRIBUTIONS = (
     " that took no longer than the value below it; further left is better, and a long flat end is a tail."
     " Dots are p50, p90 and p99 with their intervals. The dashed line is the same latency counted from"
     " the actual send: what lies between the two is time a request waited to be sent, which other tools"
-    " leave out. Thin lines are single repeats."
+    " leave out. Thin lines are single repeats. The share beside a limit is of all requests: one that failed"
+    " did not keep it, and is in no curve."
 )
 _READ_TIMELINE = (
     "Areas are what the server says of itself, the dark line is what the tool had sent and not yet got"

@@ -10,60 +10,37 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from loadtest.report.words import E2E, E2E_FROM_SEND, ITL, TPOT, TTFT, TTFT_FROM_SEND, Measure
+from loadtest.latency import latency_of_row, samples_ms
+from loadtest.report.words import Measure
 from loadtest.results import RequestRow, RunReport, Series
 
 _MOST_STEPS = 600  # over time
 
 
 def samples(rows: Iterable[RequestRow], measure: Measure) -> list[float]:
-    """In ms and ascending, of the completed requests."""
-    found = _SAMPLES[measure.field]
-    return sorted(sample for row in rows if row.outcome == "completed" for sample in found(row))
+    """In ms and ascending, of the requests that have latencies."""
+    return sorted(sample for row in rows for sample in _samples(row, measure))
+
+
+def share_within(rows: Iterable[RequestRow], measure: Measure, limit_ms: float) -> float | None:
+    """Of all requests but those left on purpose and those read slowly. A failure is a miss, and what an
+    answer is too short to have is none, as in ``loadtest.slo``.
+    """
+    judged = [row for row in rows if row.outcome != "left" and not row.pause_ms]
+    met = sum(
+        row.outcome == "completed" and all(sample <= limit_ms for sample in _samples(row, measure))
+        for row in judged
+    )
+    return met / len(judged) if judged else None
+
+
+def _samples(row: RequestRow, measure: Measure) -> list[float]:
+    had = latency_of_row(row)
+    return [] if had is None else samples_ms(had, measure.field)
 
 
 def all_rows(run: RunReport) -> list[RequestRow]:
     return [row for repeat in run.repeats for row in repeat.requests]
-
-
-def _ttft(row: RequestRow) -> list[float]:
-    return [] if row.first_ms is None else [row.first_ms - row.intended_ms]
-
-
-def _ttft_from_send(row: RequestRow) -> list[float]:
-    return [] if row.first_ms is None or row.sent_ms is None else [row.first_ms - row.sent_ms]
-
-
-def _e2e(row: RequestRow) -> list[float]:
-    return [] if row.ended_ms is None else [row.ended_ms - row.intended_ms]
-
-
-def _e2e_from_send(row: RequestRow) -> list[float]:
-    return [] if row.ended_ms is None or row.sent_ms is None else [row.ended_ms - row.sent_ms]
-
-
-def _itl(row: RequestRow) -> list[float]:
-    return [after - before for times in row.piece_ms for before, after in pairwise(times)]
-
-
-def _tpot(row: RequestRow) -> list[float]:
-    tokens = _tokens_of_a_choice(row)
-    times = [time for times in row.piece_ms for time in times]
-    return [(max(times) - min(times)) / (tokens - 1)] if times and tokens > 1 else []
-
-
-def _tokens_of_a_choice(row: RequestRow) -> float:
-    return (row.completion_tokens or 0) / max(1, len(row.piece_ms))
-
-
-_SAMPLES = {
-    TTFT.field: _ttft,
-    TTFT_FROM_SEND.field: _ttft_from_send,
-    ITL.field: _itl,
-    TPOT.field: _tpot,
-    E2E.field: _e2e,
-    E2E_FROM_SEND.field: _e2e_from_send,
-}
 
 
 @dataclass(frozen=True, slots=True)

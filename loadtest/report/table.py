@@ -130,9 +130,10 @@ def _outcome(run: RunReport) -> Table:
 
 
 def _throughput_pairs(run: RunReport) -> list[tuple[str, str]]:
-    summary = run.summary
+    summary, steady = run.summary, run.summary.steady
     pairs = [
         ("output tokens/s", figure(summary.output_tok_s)),
+        ("while the load was whole", figure(None if steady is None else steady.output_tok_s)),
         ("all tokens/s", figure(summary.total_tok_s)),
         ("completed requests/s", figure(summary.request_rate)),
     ]
@@ -157,6 +158,7 @@ def _trust_pairs(run: RunReport) -> list[tuple[str, str]]:
         ("completed", f"{summary.completed:,}"),
         ("failed", f"{summary.failed:,}"),
         ("left, unfinished", f"{summary.left:,}, {summary.unfinished:,}"),
+        *([("read slowly", f"{summary.slow:,}")] if summary.slow else []),
     ]
 
 
@@ -202,7 +204,7 @@ def _point_row(sweep: SweepReport, point: SweepPoint) -> list[str]:
         figure(ttft.p50 if ttft else None),
         figure(ttft.p99 if ttft else None),
         figure(tpot.p50 if tpot else None),
-        figure(summary.output_tok_s),
+        figure(summary.sustained_tok_s),
         percent(summary.slo_attainment),
         f"{summary.failed:,}",
         ", ".join(point_remarks(sweep, point)),

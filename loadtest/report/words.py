@@ -200,6 +200,8 @@ def _faults_of_run(run: RunReport) -> list[str]:
         faults.append(f"The server counted other tokens than were planned. {run.usage.note}".strip())
     if not run.summary.completed:
         faults.append("No request completed, so there are no latencies.")
+    elif run.summary.has_mostly_failed:
+        faults.append("More than half of the requests failed: the figures are of the few that did not.")
     return faults
 
 
@@ -209,14 +211,9 @@ _NO_LATENCY = (
 )
 
 
-def asked(summary: Summary) -> int:
-    """Requests that were to be sent."""
-    return summary.completed + summary.failed + summary.left + summary.unfinished
-
-
 def _losses(run: RunReport) -> list[str]:
     summary, notes = run.summary, []
-    total = asked(summary)
+    total = summary.asked
     if summary.failed:
         share = percent(summary.failed / total)
         notes.append(f"{summary.failed:,} of {total:,} requests failed ({share}). {_NO_LATENCY}")
@@ -232,18 +229,27 @@ def _losses_of_points(sweep: SweepReport) -> list[str]:
     if not lossy:
         return []
     where = joined([number(point.value) for point in lossy])
-    most = max(point.run.summary.failed / asked(point.run.summary) for point in lossy)
+    most = max(point.run.summary.failed / point.run.summary.asked for point in lossy)
     return [f"At {where} {value_unit(sweep)} requests failed, up to {percent(most)} of them. {_NO_LATENCY}"]
 
 
 def _remarks(run: RunReport) -> list[str]:
     notes = ["It was interrupted: the figures are of what was done until then."] if run.interrupted else []
     if run.summary.completed and not run.summary.exact_token_times:
+        notes.append("Not every piece of text was one token: inter-token latency is that between pieces.")
+    if (run.summary.together_share or 0.0) > _MANY_TOGETHER:
         notes.append(
-            "How many tokens came with each piece of text is not known: inter-token latency is that between"
-            " pieces."
+            f"{percent(run.summary.together_share)} of the pieces came with the one before them: the server"
+            " or something on the way sends several at once. Inter-token latency is then that of its habits."
         )
-    return [*notes, *run.notes]
+    if run.summary.slow:
+        notes.append(
+            f"{run.summary.slow:,} requests were read slowly, as planned: they are in no latency and no SLO."
+        )
+    return [*notes, *run.schedule.notes, *run.notes]
+
+
+_MANY_TOGETHER = 0.1
 
 
 def _gathered(labelled: Iterable[tuple[str, Sequence[str]]]) -> list[str]:

@@ -81,7 +81,7 @@ def notes(run: RunReport, *, salted: bool = True, dropped: int = 0) -> str:
 
 
 def test_where_there_is_nothing_to_doubt_nothing_is_said() -> None:
-    assert notes(report()) == ""
+    assert notes(report(repeats=report().repeats * 3)) == ""
 
 
 @pytest.mark.parametrize(
@@ -102,6 +102,7 @@ def test_what_a_reader_must_know_is_said(changes: dict[str, Any], said: str) -> 
 def test_one_repeat_kept_caches_and_dropped_rows_are_said() -> None:
     run = report()
     assert "One run only" in notes(replace(run, repeats=run.repeats[:1]))
+    assert "of fewer than 6 none holds 95 %" in notes(replace(run, repeats=run.repeats[:1] * 5))
     assert "--keep-cache" in notes(run, salted=False)
     assert "context window: 12 rows" in notes(run, dropped=12)
 
@@ -119,6 +120,17 @@ def test_a_run_that_ends_before_its_answers_shows_no_steady_state() -> None:
     all_at_once = [5000.0 - 50 * index for index in range(60)]
     assert "the run was too short" in notes(report(all_at_once))
     assert "too short" not in notes(report([2000.0] * 60))
+
+
+def test_turns_that_nobody_could_ask_are_not_taken_for_unanswered_ones() -> None:
+    """Half of the conversations fail early: nothing waits, and the run was long enough."""
+    asked = rows([80.0] * 40)
+    failed = [replace(row, outcome="failed") for row in asked[1::2]]
+    unasked = [replace(row, sent_ms=None, ended_ms=None, turn=1) for row in failed for _ in range(3)]
+    run = report()
+    broken = [replace(run.repeats[0], requests=[*asked[::2], *failed, *unasked])]
+    assert "too short" not in notes(replace(run, repeats=broken))
+    assert "fell behind" not in notes(replace(run, repeats=broken))
 
 
 def test_a_trace_whose_answers_get_longer_is_no_server_that_falls_behind() -> None:
@@ -162,11 +174,12 @@ def test_the_user_of_an_address_is_left_out() -> None:
 OFF = report(schedule=replace(SCHEDULE, on_schedule=False, faults=["The tool was late."]))
 UNEQUAL = report(usage=UsageCheck(10, 13, 10, 10, False, ""))
 EMPTY = report(completed=0, failed=5)
+FAILING = report(completed=99, failed=101)
 
 
 @pytest.mark.parametrize(
     ("run", "status"),
-    [(report(), 0), (OFF, 3), (UNEQUAL, 3), (EMPTY, 1), (replace(OFF, interrupted=True), 130)],
+    [(report(), 0), (OFF, 3), (UNEQUAL, 3), (EMPTY, 1), (FAILING, 3), (replace(OFF, interrupted=True), 130)],
 )
 def test_exit_status_of_a_run(run: RunReport, status: int) -> None:
     assert exit_status(run) == status
@@ -184,4 +197,5 @@ def test_exit_status_of_several_runs() -> None:
     assert [exit_status(sweep(good, good)), exit_status(sweep(good, OFF))] == [0, 3]
     assert exit_status(sweep(EMPTY, EMPTY)) == 1
     assert exit_status(sweep(good, EMPTY)) == 0, "an overloaded server may answer nothing"
+    assert [exit_status(sweep(good, FAILING)), exit_status(both(good, FAILING))] == [0, 3]
     assert [exit_status(both(good, good)), exit_status(both(good, EMPTY))] == [0, 1]

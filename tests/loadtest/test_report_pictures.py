@@ -13,6 +13,7 @@ from msgspec import structs
 from loadtest.report.over_time import some_of
 from loadtest.report.plots import parts_of, write_pngs
 from loadtest.report.style import NARROW, PALETTE, WIDE, Sheet, ramp
+from loadtest.report.words import percent
 from loadtest.results import Distribution, Report, RequestRow, Series
 from tests.support.load_reports import Setting, compare_report, run_report, sweep_report
 
@@ -38,6 +39,14 @@ def test_a_run_has_its_pictures_as_files_that_are_pictures(tmp_path: Path) -> No
     paths = write_pngs(run_report(SMALL), tmp_path / "new")
     assert [path.name for path in paths] == ["distributions.png", "timeline.png", "waterfall.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+def test_the_share_beside_the_limit_counts_failures_as_attainment_does() -> None:
+    report = run_report(failing=0.5, num_requests=60)
+    rows = report.repeats[0].requests
+    met = sum(row.outcome == "completed" and (row.first_ms or 0.0) - row.intended_ms <= 500.0 for row in rows)
+    said = [text for text in texts(drawn(report, "distributions")) if text.startswith("SLO 500")]
+    assert said == [f"SLO 500, kept by {percent(met / 60)}"]
 
 
 def test_a_sweep_has_its_curves_first_and_then_both_sides_of_the_limit() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace as replace_planned
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
+from loadtest.plan import Reading
 from loadtest.report.samples import (
     Looks,
     all_rows,
@@ -13,12 +16,16 @@ from loadtest.report.samples import (
     in_flight,
     round_bin_s,
     samples,
+    share_within,
     together,
     tokens_per_s,
 )
-from loadtest.report.words import E2E, E2E_FROM_SEND, ITL, TPOT, TTFT, TTFT_FROM_SEND, Measure
+from loadtest.report.words import E2E, E2E_FROM_SEND, ITL, MEASURES, TPOT, TTFT, TTFT_FROM_SEND, Measure
 from loadtest.results import RequestRow, Series
+from loadtest.summary import rows, summarize
 from tests.support.load_reports import distribution, run_report
+from tests.support.scripted_driver import Answer
+from tests.support.virtual_runs import open_plan, requests, run_plan
 
 
 @pytest.mark.parametrize(
@@ -36,9 +43,32 @@ def test_samples_have_the_percentiles_of_the_summary(measure: Measure) -> None:
 
 
 def test_time_per_token_of_several_choices_is_by_the_tokens_of_one() -> None:
-    row = answered(first=100.0, pieces=[[100.0, 200.0], [110.0, 300.0]], tokens=6)
-    assert samples([row], TPOT) == [100.0]
-    assert samples([row], ITL) == [100.0, 190.0]
+    row = replace(answered(first=100.0, pieces=[[100.0, 200.0], [110.0, 300.0]], tokens=6), n=2)
+    assert samples([row], TPOT) == pytest.approx([100.0])
+    assert samples([row], ITL) == pytest.approx([100.0, 190.0])
+
+
+def test_samples_are_the_latencies_that_the_summary_is_of() -> None:
+    """To the microsecond that a row has, with several choices and a slow reader."""
+    singles = [replace_planned(one, n=2) for one in requests([0.1 * number for number in range(30)])]
+    singles[3] = replace_planned(singles[3], reading=Reading(pause_s=1.0))
+    run = run_plan(open_plan(singles), lambda planned: Answer([[0.31, 0.5], [0.37, 0.45, 0.6]], 0.7))
+    summary, of_run = summarize([run.measured], None), rows(run.measured)
+    for measure in MEASURES:
+        found, said = distribution(samples(of_run, measure)), measure.of(summary)
+        assert found is not None and said is not None and found.count == said.count > 0
+        assert (found.p50, found.p99) == pytest.approx((said.p50, said.p99), abs=0.002)
+
+
+def test_the_share_within_a_limit_is_of_all_that_could_have_kept_it() -> None:
+    """As attainment is: failures are misses, and who left or read slowly was not to keep it."""
+    kept, late = (answered(first, [[first, 500.0]], 2) for first in (90.0, 110.0))
+    failed = RequestRow(0, 0, 8, 8, 0.0, 0.0, None, 1.0, "failed")
+    left = replace(kept, outcome="left")
+    slow = replace(late, pause_ms=200.0)
+    assert share_within([kept, kept, late, failed, left, slow], TTFT, 100.0) == 2 / 4
+    assert share_within([answered(90.0, [[90.0]], 1)], ITL, 1.0) == 1.0, "it has no gap to be too long"
+    assert share_within([left], TTFT, 100.0) is None
 
 
 def test_what_did_not_complete_has_no_latency() -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from loadtest.report import ReportError, require_matplotlib
 from loadtest.report.table import print_report
 from loadtest.report.words import figure, number
-from loadtest.results import Report
+from loadtest.results import Report, Steady
 from tests.support.load_reports import Setting, compare_report, run_report, sweep_report
 
 
@@ -62,6 +62,15 @@ def test_faults_come_before_any_figure() -> None:
 
 def test_a_run_that_went_well_raises_no_alarm() -> None:
     assert "NOT TO BE TRUSTED" not in printed(run_report())
+
+
+def test_rates_of_the_time_in_which_the_load_was_whole_stand_beside_those_of_the_run() -> None:
+    report = run_report()
+    summary = structs.replace(report.summary, steady=Steady(0.0, 9.0, 123.4, 5.0), slow=7)
+    text = squeezed(printed(structs.replace(report, summary=summary)))
+    assert "while the load was whole 123" in text
+    assert figure(report.summary.output_tok_s) in text
+    assert "read slowly 7" in text
 
 
 def test_failures_are_there_by_reason() -> None:

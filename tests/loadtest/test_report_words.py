@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from loadtest.report.words import alarm_of, faults_of, figure, limit_words, notes_of, number, value_words
+from loadtest.report.words import (
+    alarm_of,
+    faults_of,
+    figure,
+    intervals_words,
+    limit_words,
+    notes_of,
+    number,
+    value_words,
+)
 from loadtest.results import SweepReport
 from tests.support.load_reports import Setting, compare_report, run_report, sweep_report
 
@@ -54,6 +63,33 @@ def test_a_run_of_nothing_but_failures_is_at_fault_and_says_how_many() -> None:
     report = run_report(failing=1.0, num_requests=20)
     assert faults_of(report) == ["No request completed, so there are no latencies."]
     assert notes_of(report)[0].startswith("20 of 20 requests failed (100.0 %).")
+
+
+def test_a_run_of_which_most_failed_is_at_fault() -> None:
+    report = run_report()
+    half = structs.replace(report.summary, completed=60, failed=60)
+    assert faults_of(structs.replace(report, summary=half)) == []
+    most = structs.replace(report.summary, completed=59, failed=61)
+    (fault,) = faults_of(structs.replace(report, summary=most))
+    assert fault.startswith("More than half of the requests failed")
+
+
+def test_what_is_odd_about_the_pieces_or_the_load_is_told() -> None:
+    report = run_report()
+    gathered = structs.replace(report.summary, together_share=0.5, slow=3)
+    schedule = structs.replace(report.schedule, notes=["Of 4 users 2 had something to ask."])
+    said = notes_of(structs.replace(report, summary=gathered, schedule=schedule))
+    assert any(note.startswith("50.0 % of the pieces came with the one before them") for note in said)
+    assert any(note.startswith("3 requests were read slowly") for note in said)
+    assert "Of 4 users 2 had something to ask." in said
+    once = structs.replace(report.summary, together_share=0.05)
+    assert not any("came with the one" in note for note in notes_of(structs.replace(report, summary=once)))
+
+
+def test_intervals_of_few_repeats_are_not_said_to_hold_95() -> None:
+    assert [intervals_words(run_report(repeats=number, num_requests=20)) for number in (1, 5, 6)] == [
+        "95 % intervals", "intervals of 5 repeats", "95 % intervals",
+    ]  # fmt: skip
 
 
 def test_losses_come_before_the_runs_own_notes() -> None:

@@ -172,6 +172,41 @@ def test_what_goes_on_beside_a_run_begins_and_ends_with_it() -> None:
     run_virtually(main())
 
 
+def test_what_a_stop_cut_off_ended_then_however_long_the_rest_takes_to_end() -> None:
+    async def main() -> None:
+        clock, stop = VirtualClock(), asyncio.Event()
+
+        async def scrape() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await clock.sleep_until(clock.now() + 1.0)  # a last look
+
+        asyncio.get_running_loop().call_at(2.0, stop.set)
+        runner = Runner(ScriptedDriver(clock, steady(9.0)), clock, Progress(), stop)
+        measured = await runner.run(open_plan(requests([0.0])), [scrape])
+        assert (clock.now(), measured.timelines[0].ended_at) == (3.0, 2.0)
+
+    run_virtually(main())
+
+
+def test_users_have_work_until_the_first_of_them_finds_none() -> None:
+    durations = [1.0, 4.0, 1.0, 1.5, 9.0]
+
+    def script(planned: PlannedRequest) -> Answer:
+        return steady(durations[planned.index])(planned)
+
+    run = run_plan(closed_plan(requests([None] * 5), users=2), script)
+    assert run.measured.had_work_until_s == 4.0, "the other one has the last request, to 12.5"
+    too_many = run_plan(closed_plan(requests([None] * 2), users=3), steady(1.0))
+    assert too_many.measured.had_work_until_s == 0.0
+    for run in (
+        run_plan(open_plan(requests([0.0])), steady(1.0)),
+        run_plan(closed_plan(requests([None] * 9), users=2), steady(1.0), stop_at=2.5),
+    ):
+        assert run.measured.had_work_until_s is None
+
+
 def test_an_error_of_ours_is_raised_and_nothing_goes_on() -> None:
     class Broken(ScriptedDriver):
         async def perform(self, *args: object) -> None:

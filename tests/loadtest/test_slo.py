@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from loadtest.plan import PlannedRequest
+from loadtest.plan import PlannedRequest, Reading
 from loadtest.slo import Slo, SloError, parse
 from loadtest.timeline import Outcome, Timeline, Usage
 
@@ -79,6 +81,12 @@ def test_limits_count_from_the_intended_time() -> None:
 
 def test_an_answer_of_one_token_has_no_gaps_to_be_too_long() -> None:
     assert parse("tpot=1ms,itl=1ms").met(answered(100.0))
+
+
+def test_a_slow_reader_meets_none() -> None:
+    timeline = answered(1.0)
+    timeline.planned = replace(timeline.planned, reading=Reading(pause_s=0.2))
+    assert not parse("e2e=100s").met(timeline)
 
 
 @pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.LEFT, Outcome.UNFINISHED])

@@ -197,9 +197,41 @@ def test_token_times_are_exact_only_where_every_piece_is_known() -> None:
     assert (found.exact_token_times, found.tokens_per_piece) == (True, 1.0)
     found = summarize([one_each, in_pieces], None)
     assert (found.exact_token_times, found.tokens_per_piece) == (False, 20 / 8)
-    for timeline in in_pieces.timelines:
-        timeline.piece_tokens = [[3, 5]]  # the server told
-    assert summarize([one_each, in_pieces], None).exact_token_times
+
+
+def test_token_times_are_not_exact_because_the_server_tells_how_many_came() -> None:
+    def told(*tokens: int) -> Script:
+        times = [0.5 + number / 8 for number in range(len(tokens))]
+        return lambda planned: Answer([times], 2.0, tokens=sum(tokens), piece_tokens=[list(tokens)])
+
+    assert summarize([run_plan(open_plan(requests([0.0])), told(1, 1, 1)).measured], None).exact_token_times
+    found = summarize([run_plan(open_plan(requests([0.0])), told(4, 4, 2)).measured], None)
+    assert (found.exact_token_times, found.tokens_per_piece) == (False, 10 / 3)
+    assert found.itl_ms is not None and found.itl_ms.p50 == pytest.approx(125.0), "between pieces"
+
+
+def test_pieces_that_came_together_are_counted() -> None:
+    times = [0.5, 0.5, 0.50001, 0.6, 0.6, 0.7]  # three gaps of five in no time
+    found = summarize(
+        [run_plan(open_plan(requests([0.0])), lambda planned: Answer([times], 1.0)).measured], None
+    )
+    assert found.together_share == 3 / 5
+
+
+def test_slow_readers_are_counted_and_in_no_latency_and_no_slo() -> None:
+    def script(planned: PlannedRequest) -> Answer:
+        slow = planned.reading.pause_s > 0
+        return Answer([[0.5, 9.0] if slow else [0.1, 0.2]], 9.5 if slow else 0.25)
+
+    singles = requests([0.0] * 10)
+    for index in (2, 7):
+        singles[index] = replace(singles[index], reading=Reading(pause_s=0.2))
+    found = summarize([run_plan(open_plan(singles), script).measured], parse("e2e=1s"))
+    assert (found.completed, found.slow, found.slo_attainment) == (10, 2, 1.0)
+    for measure in (found.ttft_ms, found.tpot_ms, found.e2e_ms, found.itl_ms):
+        assert measure is not None and measure.count == 8 and measure.max < 1000.0
+    assert found.completion_tokens == 20, "the server made them all the same"
+    assert found.goodput == pytest.approx(8 / found.duration_s)
 
 
 def test_cached_tokens_are_those_that_were_told() -> None:
@@ -253,9 +285,21 @@ def test_rows_tell_what_happened_to_each_request() -> None:
     )
     assert rows(run.measured) == [
         RequestRow(0, 0, 5, 1, 0.0, 0.0, 500.0, 1000.0, "completed", "", 5, 2, None, [[500.0, 750.0]]),
-        RequestRow(1, 0, 5, 1, 250.0, 1000.0, 1500.0, 1500.0, "unfinished", piece_ms=[[1500.0]]),
+        RequestRow(
+            1, 0, 5, 1, 250.0, 1000.0, 1500.0, 1500.0, "unfinished", piece_ms=[[1500.0]], capped_ms=750.0
+        ),
         RequestRow(2, 0, 5, 1, 1000.0, None, None, None, "unfinished"),
     ]
+
+
+def test_a_row_says_what_explains_it() -> None:
+    one = replace(requests([0.0])[0], n=2, reading=Reading(leave_after=7, pause_s=0.2))
+    run = run_plan(open_plan([one]), steady(1.0)).measured
+    run.timelines[0].finish_reasons = ["length", "stop"]
+    (row,) = rows(run)
+    assert (row.n, row.pause_ms, row.leave_after, row.finish_reasons) == (2, 200.0, 7, ["length", "stop"])
+    (plain,) = rows(run_plan(open_plan(requests([0.0])), steady(1.0)).measured)
+    assert not {"n", "pause_ms", "leave_after", "capped_ms"} & set(msgspec.to_builtins(plain))
 
 
 def test_all_of_it_goes_through_json_and_back() -> None:

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from loadtest.cli import main
 from loadtest.describe import exit_status
-from loadtest.results import CompareReport, Report, RunReport, SweepReport
+from loadtest.results import CompareReport, Repeat, Report, RunReport, SweepReport
 from tests.support.scripted_openai import Reply, Script, ScriptedServer, scripted_openai
 
 SMALL = ("--input-len", "40", "--output-len", "8", "--warmup", "2", "--repeats", "1")
@@ -95,8 +95,61 @@ def test_repeats_have_words_of_their_own_unless_the_cache_is_to_be_kept(
     first, second = prompts()
     assert not set(first) & set(second)
     assert [len(prompt.split()) for prompt in first] == [len(prompt.split()) for prompt in second]
-    kept, again = prompts("--keep-cache")
+    kept, again = prompts("--keep-cache", "--input-len", "uniform:30:60")
     assert kept == again
+
+
+def test_repeats_are_samples_of_their_own(tmp_path: Path, server: ScriptedServer) -> None:
+    """And one of them alone is had again by its seed."""
+    drawn = ("--rate", "100", "--num-requests", "5", "--input-len", "uniform:30:60")
+
+    def asked(repeat: Repeat) -> list[tuple[int, float]]:
+        first_ms = repeat.requests[0].intended_ms
+        return [(row.input_len, round(row.intended_ms - first_ms, 1)) for row in repeat.requests]
+
+    _, report = run(tmp_path, server, *drawn, "--repeats", "2")
+    first, second = report.repeats
+    assert first.seed == 0
+    assert asked(first) != asked(second)
+    _, again = run(tmp_path, server, *drawn, "--seed", str(second.seed))
+    assert asked(again.repeats[0]) == asked(second)
+
+
+def test_both_servers_of_a_comparison_are_asked_the_same(
+    tmp_path: Path, servers: tuple[ScriptedServer, ScriptedServer]
+) -> None:
+    for server in servers:
+        server.rewrite(Script(replies=[QUICK]))
+    a, b = (server.url for server in servers)
+    drawn = ("--concurrency", "2", "--num-requests", "4", "--rounds", "2", "--output-len", "uniform:4:9")
+    ended = tideload(tmp_path, "compare", a, b, "--input-len", "40", "--warmup", "0", *drawn)
+    report = ended.report
+    assert isinstance(report, CompareReport)
+    of_a, of_b = (
+        [[row.output_len for row in repeat.requests] for repeat in side.repeats]
+        for side in (report.a, report.b)
+    )
+    assert of_a == of_b
+    assert of_a[0] != of_a[1]
+
+
+def test_users_ask_more_than_once_where_nobody_says_how_often(tmp_path: Path, server: ScriptedServer) -> None:
+    _, report = run(tmp_path, server, "--concurrency", "30")
+    assert (report.summary.completed, report.schedule.peak_concurrency) == (120, 30)
+    ended, report = run(tmp_path, server, "--concurrency", "30", "--num-requests", "20")
+    assert ended.status == 3
+    assert any("never more than 20 users where 30" in fault for fault in report.schedule.faults)
+
+
+def test_a_warm_up_that_failed_is_none(tmp_path: Path, server: ScriptedServer) -> None:
+    server.rewrite(Script(replies=[QUICK]))
+    _, report = run(tmp_path, server, "--num-requests", "2")
+    looked = len(server.records()) - 2 - 2
+    assert report.warmup_requests == 2
+    refusals = [Reply(status=503, code="busy")] * 2
+    server.rewrite(Script(replies=[*[QUICK] * looked, *refusals, *[QUICK] * 2]))
+    _, report = run(tmp_path, server, "--num-requests", "2")
+    assert (report.warmup_requests, report.summary.completed) == (0, 2)
 
 
 def test_no_secret_gets_into_a_report(tmp_path: Path, server: ScriptedServer) -> None:

@@ -23,6 +23,7 @@ class Answer:
     ends: float
     fails: str = ""  # with this reason, at its end
     tokens: int | None = None  # None: one a piece
+    piece_tokens: list[list[int]] | None = None  # where the server tells
     prompt_tokens: int | None = None  # None: what was expected
 
 
@@ -109,6 +110,7 @@ class ScriptedDriver:
         prompt_tokens = (
             timeline.expected_prompt_tokens if answer.prompt_tokens is None else answer.prompt_tokens
         )
+        timeline.piece_tokens = answer.piece_tokens
         timeline.usage = Usage(prompt_tokens, len(due) if answer.tokens is None else answer.tokens)
         self._end(timeline, written, Outcome.COMPLETED)
         written.ended_at = began_at + answer.ends
