@@ -7,11 +7,10 @@ import math
 import re
 import statistics
 from collections.abc import Iterator, Sequence
-from urllib.parse import urlsplit, urlunsplit
 
 from loadtest.intervals import FEWEST
 from loadtest.latency import latency_of_row
-from loadtest.results import CompareReport, Report, RequestRow, RunReport, SweepReport
+from loadtest.results import CompareReport, Report, RequestRow, RunReport, Schedule, SweepReport
 from loadtest.workload import Arrival, WorkloadSpec
 
 EXIT_NOTHING_DONE = 1
@@ -19,21 +18,37 @@ EXIT_USER_ERROR = 2
 EXIT_NOT_TO_BE_TRUSTED = 3
 EXIT_INTERRUPTED = 130
 HIDDEN = "***"
-_SECRET_FLAG = re.compile(r"--?(?:[a-z0-9-]*-)?(?:key|keys|token|secret|password)(?:-[ab])?")
-_SECRET_NAME = re.compile(r"[A-Z0-9_]*(?:KEY|TOKEN|SECRET|PASSWORD)[A-Z0-9_]*=")
+_FLAG = r"(?:-k|--?(?:[a-z0-9_-]*[_-])?(?:key|keys|token|secret|password)(?:[_-][ab])?)"
+_VARIABLE = r"[A-Z0-9_]*(?:KEY|TOKEN|SECRET|PASSWORD)[A-Z0-9_]*"
+_SECRET_FLAG, _SECRET_VARIABLE = re.compile(_FLAG), re.compile(_VARIABLE)
 _HEADER_FLAGS = ("--header", "--header-b", "-H")
+_VALUE = r"""(?:"[^"]*"|'[^']*'|[^\s"']+)"""
+_SECRETS_WITHIN = (  # of a word that is a whole command, such as that of sh -c
+    re.compile(rf"((?:^|(?<=[\s\"';&|(])){_FLAG}(?:=|\s+)){_VALUE}"),
+    re.compile(rf"(\b{_VARIABLE}=){_VALUE}"),
+    re.compile(
+        r"(\b(?:[\w-]*authorization|[\w-]*key|[\w-]*token)\s*:\s*)(?:[a-z]+ )?[^\s\"']+", re.IGNORECASE
+    ),
+)
+_SECRET_FIELD = re.compile(
+    r"""("[^"]*(?:key|token|secret|password|authorization)"\s*:\s*)("(?:[^"\\]|\\.)*"|[^\s",}\]]+)""",
+    re.IGNORECASE,
+)
+_USER = re.compile(r"(?<=://)[^/?#\s@]*@")
 _FEW_FOR_P99 = 100
 _SLOWER = 1.2  # latency of the last third of an open load by that of the second, if it grows
 _FEW_FOR_THIRDS = 10
 _MANY_CACHED = 0.01  # share of the prompts' tokens
 
 
-def run_notes(report: RunReport, *, salted: bool, dropped: int) -> list[str]:
+def run_notes(report: RunReport, *, salted: bool, dropped: int, ran_out: bool = False) -> list[str]:
     """Plain sentences, the gravest first, about what no other field of the report says.
 
-    ``dropped``: rows of a trace that were left out in each repeat.
+    ``dropped``: rows of a trace that were left out in each repeat. ``ran_out``: of requests, before the time
+    of a closed load was over.
     """
     return [
+        *(["The users had asked all that there was to ask before their time was over."] if ran_out else []),
         *_notes_of_backlog(report),
         *_notes_of_tokens(report),
         *_notes_of_cache(report, salted),
@@ -66,6 +81,11 @@ def _notes_of_backlog(report: RunReport) -> Iterator[str]:
 def _were_due(rows: Sequence[RequestRow]) -> list[RequestRow]:
     """Without turns that nobody could ask since the conversation was over: they never were under way."""
     return [row for row in rows if row.sent_ms is not None or row.outcome == "unfinished"]
+
+
+def is_sustained(report: RunReport) -> bool:
+    """Whether the server bore the load: its queue did not grow for as long as requests came."""
+    return not any(True for _ in _notes_of_backlog(report))
 
 
 def _ended_before_its_answers(rows: Sequence[RequestRow]) -> bool:
@@ -174,7 +194,9 @@ def load_label(spec: WorkloadSpec, rate: float | None, endpoint: str, transport:
 
 
 def without_secrets(arguments: Sequence[str]) -> list[str]:
-    """A command line with keys, tokens, passwords and values of headers hidden, also those of a server."""
+    """A command line with keys, tokens, passwords and values of headers hidden, also those of a server, of
+    a command within a word, and of JSON.
+    """
     shown, before = list[str](), ""
     for word in arguments:
         flag, is_assigned, value = word.partition("=")
@@ -184,20 +206,30 @@ def without_secrets(arguments: Sequence[str]) -> list[str]:
             shown.append(HIDDEN)
         elif is_assigned and flag in _HEADER_FLAGS:
             shown.append(f"{flag}={_header(value)}")
-        elif is_assigned and (_SECRET_FLAG.fullmatch(flag) or _SECRET_NAME.fullmatch(f"{flag}=")):
+        elif is_assigned and (_SECRET_FLAG.fullmatch(flag) or _SECRET_VARIABLE.fullmatch(flag)):
             shown.append(f"{flag}={HIDDEN}")
         else:
-            shown.append(without_user(word))
+            shown.append(without_secret_fields(without_user(_without_secrets_within(word))))
         before = "" if is_assigned else word
     return shown
 
 
-def without_user(url: str) -> str:
-    """A URL without the user and password in it; anything else as it is."""
-    if "://" not in url or "@" not in url:
-        return url
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+def without_secret_fields(text: str) -> str:
+    """JSON without the values of keys, tokens and passwords, or a text with such JSON in it."""
+    return _SECRET_FIELD.sub(rf'\1"{HIDDEN}"', text)
+
+
+def without_user(text: str) -> str:
+    """A URL, or a text with one in it, without user and password; anything else as it is."""
+    return _USER.sub("", text)
+
+
+def _without_secrets_within(word: str) -> str:
+    if not any(map(str.isspace, word)) or word.startswith("{"):
+        return word
+    for secret in _SECRETS_WITHIN:
+        word = secret.sub(rf"\1{HIDDEN}", word)
+    return word
 
 
 def _header(text: str) -> str:
@@ -207,6 +239,47 @@ def _header(text: str) -> str:
 # ---- what came of it -------------------------------------------------------------------------------
 
 
+def faults_of_run(run: RunReport) -> list[str]:
+    """Why its figures are not to be believed; empty when they may be."""
+    faults = _faults_of_measuring(run)
+    if not run.summary.completed:
+        faults.append("No request completed, so there are no latencies.")
+    elif run.summary.has_mostly_failed:
+        faults.append("More than half of the requests failed: the figures are of the few that did not.")
+    return faults
+
+
+def faults_of_point(run: RunReport) -> list[str]:
+    """Why a load of a sweep was not what was asked. That the server could not bear it is a finding."""
+    if not run.summary.completed or all(map(_is_held_by_its_cap, _schedules(run))):
+        return _faults_of_usage(run)
+    return _faults_of_measuring(run)
+
+
+def _faults_of_measuring(run: RunReport) -> list[str]:
+    faults = [*run.schedule.faults, *_faults_of_usage(run)]
+    if not run.schedule.on_schedule and not run.schedule.faults:
+        faults.append("The tool did not keep to its schedule.")
+    return faults
+
+
+def _schedules(run: RunReport) -> list[Schedule]:
+    return [repeat.schedule for repeat in run.repeats] or [run.schedule]
+
+
+def _is_held_by_its_cap(found: Schedule) -> bool:
+    """Whether nothing but ``max_concurrency`` kept requests from being sent when they were to be."""
+    if found.on_schedule:
+        return True
+    return found.fell_short and found.capped > 0 and len(found.faults) == 1
+
+
+def _faults_of_usage(run: RunReport) -> list[str]:
+    if run.usage.within or not run.summary.completed:
+        return []
+    return [f"The server counted other tokens than were planned. {run.usage.note}".strip()]
+
+
 def exit_status(report: Report) -> int:
     runs = _runs(report)
     if any(run.interrupted for run in runs):
@@ -214,11 +287,8 @@ def exit_status(report: Report) -> int:
     done = [run.summary.completed > 0 for run in runs]
     if not (all(done) if isinstance(report, CompareReport) else any(done)):
         return EXIT_NOTHING_DONE
-    if not all(run.schedule.on_schedule and run.usage.within for run in runs):
-        return EXIT_NOT_TO_BE_TRUSTED
-    if any(run.summary.has_mostly_failed for run in runs) and not isinstance(report, SweepReport):
-        return EXIT_NOT_TO_BE_TRUSTED  # of a sweep's highest loads much may fail
-    return 0
+    faults = faults_of_point if isinstance(report, SweepReport) else faults_of_run
+    return EXIT_NOT_TO_BE_TRUSTED if any(map(faults, runs)) else 0
 
 
 def _runs(report: Report) -> list[RunReport]:

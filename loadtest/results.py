@@ -214,8 +214,10 @@ class RunReport(Struct, frozen=True, tag_field="kind", tag="run"):
 
 class SweepPoint(Struct, frozen=True):
     value: float  # the rate, or the number of users
-    meets_slo: bool | None
+    meets_slo: bool | None  # null without an SLO, and where it is not known
     run: RunReport
+    sustained: bool = True  # the server bore it; else the SLO counts as missed
+    attainment: Interval | None = None  # of ``summary.slo_attainment``, after Wilson
 
 
 class SweepReport(Struct, frozen=True, tag_field="kind", tag="sweep"):
@@ -224,8 +226,8 @@ class SweepReport(Struct, frozen=True, tag_field="kind", tag="sweep"):
     points: list[SweepPoint]  # by value
     knee: float | None  # a value of a point
     knee_note: str
-    highest_within_slo: float | None
-    lowest_beyond_slo: float | None  # the true limit lies between the two
+    highest_within_slo: float | None  # of those that met it beyond doubt
+    lowest_beyond_slo: float | None  # that missed it beyond doubt: the true limit lies between the two
     attainment: float  # share of requests that had to meet the SLO
     notes: list[str]
 
@@ -238,6 +240,7 @@ class Ratio(Struct, frozen=True):
     interval: Interval
     verdict: str  # a plain sentence
     lower_is_better: bool
+    difference: Literal["better", "worse", "perhaps", "none"] = "none"  # of B, beyond chance; perhaps not
 
 
 class CompareReport(Struct, frozen=True, tag_field="kind", tag="compare"):

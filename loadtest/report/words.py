@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from loadtest.describe import faults_of_point, faults_of_run
 from loadtest.intervals import FEWEST
 from loadtest.results import (
     CompareReport,
@@ -141,11 +142,19 @@ def limit_words(sweep: SweepReport) -> str:
     high, beyond = sweep.highest_within_slo, sweep.lowest_beyond_slo
     if not any(point.run.slo for point in sweep.points):
         return "No SLO was given, so there is no highest load within one."
+    values = [point.value for point in sweep.points]
+    if high is None and beyond is None:
+        return "Nothing that was tried met the SLO beyond doubt."
+    if high is None and beyond == min(values):
+        return f"Nothing that was tried met the SLO: not even {value_words(sweep, min(values))} did."
     if high is None:
-        lowest = "" if beyond is None else f": not even {value_words(sweep, beyond)} did"
-        return f"Nothing that was tried met the SLO{lowest}."
+        return (
+            "Nothing that was tried met the SLO beyond doubt, and"
+            f" {value_words(sweep, beyond or 0)} did not: the limit lies below that."
+        )
     if beyond is None:
-        return f"All that was tried met the SLO, up to {value_words(sweep, high)}; the limit lies above that."
+        met = "All that was tried met the SLO, up to" if high == max(values) else "The SLO was met up to"
+        return f"{met} {value_words(sweep, high)}; the limit lies above that."
     return (
         f"{value_words(sweep, high)} met the SLO and {value_words(sweep, beyond)} did not: the limit lies"
         " between the two."
@@ -156,19 +165,19 @@ def faults_of(report: Report) -> list[str]:
     """Why its figures are not to be believed; empty when they may be."""
     match report:
         case RunReport():
-            return _faults_of_run(report)
+            return faults_of_run(report)
         case SweepReport():
             return _gathered(
-                (value_words(report, point.value), _faults_of_run(point.run)) for point in report.points
+                (value_words(report, point.value), faults_of_point(point.run)) for point in report.points
             )
         case CompareReport():
-            return _gathered((("A", _faults_of_run(report.a)), ("B", _faults_of_run(report.b))))
+            return _gathered((("A", faults_of_run(report.a)), ("B", faults_of_run(report.b))))
 
 
 def alarm_of(report: Report) -> str:
     """What stands over its faults."""
     is_partly = isinstance(report, SweepReport) and not all(
-        _faults_of_run(point.run) for point in report.points
+        faults_of_point(point.run) for point in report.points
     )
     return f"{'Some of these' if is_partly else 'These'} figures are not to be trusted"
 
@@ -190,19 +199,6 @@ def notes_of(report: Report) -> list[str]:
                 *_gathered((name, [*_losses(run), *_remarks(run)]) for name, run in sides),
             ]
     return list(dict.fromkeys(found))
-
-
-def _faults_of_run(run: RunReport) -> list[str]:
-    faults = list(run.schedule.faults)
-    if not run.schedule.on_schedule and not faults:
-        faults.append("The tool did not keep to its schedule.")
-    if not run.usage.within:
-        faults.append(f"The server counted other tokens than were planned. {run.usage.note}".strip())
-    if not run.summary.completed:
-        faults.append("No request completed, so there are no latencies.")
-    elif run.summary.has_mostly_failed:
-        faults.append("More than half of the requests failed: the figures are of the few that did not.")
-    return faults
 
 
 _NO_LATENCY = (

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from loadtest.describe import exit_status, run_notes, without_secrets, without_user
+from loadtest.describe import (
+    exit_status,
+    faults_of_point,
+    faults_of_run,
+    is_sustained,
+    run_notes,
+    without_secret_fields,
+    without_secrets,
+    without_user,
+)
 from loadtest.results import (
     FORMAT,
     CompareReport,
@@ -133,6 +142,16 @@ def test_turns_that_nobody_could_ask_are_not_taken_for_unanswered_ones() -> None
     assert "fell behind" not in notes(replace(run, repeats=broken))
 
 
+def test_a_load_that_the_server_falls_behind_of_is_not_sustained() -> None:
+    assert is_sustained(report())
+    assert not is_sustained(report([100.0 + 50 * index for index in range(60)]))
+    assert not is_sustained(report([5000.0 - 50 * index for index in range(60)]))
+
+
+def test_users_who_ran_out_of_requests_are_told() -> None:
+    assert "all that there was to ask" in run_notes(report(), salted=True, dropped=0, ran_out=True)[0]
+
+
 def test_a_trace_whose_answers_get_longer_is_no_server_that_falls_behind() -> None:
     run = report()
     longer = [
@@ -158,10 +177,31 @@ def test_a_trace_whose_answers_get_longer_is_no_server_that_falls_behind() -> No
         (["--", "serve", "--admin-key", "s3cret"], ["--", "serve", "--admin-key", "***"]),
         (["--max-tokens", "512", "--tokenizer", "t"], ["--max-tokens", "512", "--tokenizer", "t"]),
         (["--slo", "ttft=1s", "a=b"], ["--slo", "ttft=1s", "a=b"]),
+        (["--api_key", "s3cret", "-k", "s3cret"], ["--api_key", "***", "-k", "***"]),
+        (["--extra-body={\"a\": {\"token\":7}}"], ["--extra-body={\"a\": {\"token\":\"***\"}}"]),
     ],
 )  # fmt: skip
 def test_secrets_are_hidden_and_nothing_else(given: list[str], shown: list[str]) -> None:
     assert without_secrets(given) == shown
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("exec serve --api-key s3cret -n 1", "exec serve --api-key *** -n 1"),
+        ("X=1 HF_TOKEN='s3 cret' serve", "X=1 HF_TOKEN=*** serve"),
+        ("serve -H 'Authorization: Bearer s3cret' x", "serve -H 'Authorization: ***' x"),
+        ("serve --to http://me:s3cret@host/", "serve --to http://host/"),
+        ("serve --max-tokens 5 --keys-file f", "serve --max-tokens 5 --keys-file f"),
+        ('{"api_key": "s3\\"cret", "n": 1}', '{"api_key": "***", "n": 1}'),
+    ],
+)
+def test_secrets_within_a_word_are_hidden(given: str, shown: str) -> None:
+    assert without_secrets(["sh", "-c", given, "x"]) == ["sh", "-c", shown, "x"]
+
+
+def test_fields_of_a_body_that_are_secret_are_hidden() -> None:
+    assert without_secret_fields('{"apiKey": "x", "max_tokens": 5}') == '{"apiKey": "***", "max_tokens": 5}'
 
 
 def test_the_user_of_an_address_is_left_out() -> None:
@@ -171,15 +211,34 @@ def test_the_user_of_an_address_is_left_out() -> None:
 
 # ---- exit codes ------------------------------------------------------------------------------------
 
-OFF = report(schedule=replace(SCHEDULE, on_schedule=False, faults=["The tool was late."]))
 UNEQUAL = report(usage=UsageCheck(10, 13, 10, 10, False, ""))
-EMPTY = report(completed=0, failed=5)
+EMPTY = report(completed=0, failed=5, usage=UsageCheck(0, 0, 0, 0, False, "There is nothing to compare."))
 FAILING = report(completed=99, failed=101)
+_CAPPED = replace(
+    SCHEDULE, achieved_rate=1.5, capped=9, on_schedule=False, faults=["1.5 a second were sent: the cap."]
+)
+
+
+def scheduled(schedule: Schedule) -> RunReport:
+    run = report(schedule=schedule)
+    return replace(run, repeats=[replace(repeat, schedule=schedule) for repeat in run.repeats])
+
+
+CAPPED = scheduled(_CAPPED)
+OFF = scheduled(replace(SCHEDULE, on_schedule=False, faults=["The tool was late."]))
 
 
 @pytest.mark.parametrize(
     ("run", "status"),
-    [(report(), 0), (OFF, 3), (UNEQUAL, 3), (EMPTY, 1), (FAILING, 3), (replace(OFF, interrupted=True), 130)],
+    [
+        (report(), 0),
+        (OFF, 3),
+        (UNEQUAL, 3),
+        (EMPTY, 1),
+        (CAPPED, 3),
+        (FAILING, 3),
+        (replace(OFF, interrupted=True), 130),
+    ],
 )
 def test_exit_status_of_a_run(run: RunReport, status: int) -> None:
     assert exit_status(run) == status
@@ -198,4 +257,14 @@ def test_exit_status_of_several_runs() -> None:
     assert exit_status(sweep(EMPTY, EMPTY)) == 1
     assert exit_status(sweep(good, EMPTY)) == 0, "an overloaded server may answer nothing"
     assert [exit_status(sweep(good, FAILING)), exit_status(both(good, FAILING))] == [0, 3]
+    assert exit_status(sweep(good, CAPPED)) == 0, "or keep requests waiting for the cap"
     assert [exit_status(both(good, good)), exit_status(both(good, EMPTY))] == [0, 1]
+
+
+def test_what_the_server_cannot_bear_is_a_fault_of_a_run_and_a_finding_of_a_sweep() -> None:
+    assert [faults_of_run(CAPPED), faults_of_point(CAPPED)] == [_CAPPED.faults, []]
+    late = replace(_CAPPED, faults=[*_CAPPED.faults, "Requests were sent late."])
+    assert faults_of_point(scheduled(late)) == SCHEDULE.faults + late.faults
+    assert faults_of_run(EMPTY) == ["No request completed, so there are no latencies."]
+    assert faults_of_point(EMPTY) == []
+    assert faults_of_point(UNEQUAL) == faults_of_run(UNEQUAL) != []

@@ -136,9 +136,16 @@ def test_a_comparison_says_which_side_is_at_fault() -> None:
     ("within", "beyond", "said"),
     [
         (4.0, 4.4, "4 requests/s met the SLO and 4.4 requests/s did not: the limit lies between the two."),
-        (4.0, None, "All that was tried met the SLO, up to 4 requests/s; the limit lies above that."),
-        (None, 0.5, "Nothing that was tried met the SLO: not even 0.5 requests/s did."),
-        (None, None, "Nothing that was tried met the SLO."),
+        (2.0, None, "All that was tried met the SLO, up to 2 requests/s; the limit lies above that."),
+        (1.0, None, "The SLO was met up to 1 request/s; the limit lies above that."),
+        (None, 1.0, "Nothing that was tried met the SLO: not even 1 request/s did."),
+        (
+            None,
+            2.0,
+            "Nothing that was tried met the SLO beyond doubt, and 2 requests/s did not: the limit lies below"
+            " that.",
+        ),
+        (None, None, "Nothing that was tried met the SLO beyond doubt."),
     ],
 )
 def test_the_limit_is_never_said_to_be_known_better_than_it_is(
