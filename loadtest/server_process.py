@@ -17,7 +17,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+
+from loadtest.drivers.target import Address, Target
 
 PORT = "{port}"
 _PROBES = ("/health", "/v1/models")
@@ -65,7 +66,13 @@ class ServerProcess:
 def serving(launch: Launch) -> Iterator[ServerProcess]:
     """Start it, wait until it is ready, and end it with the scope. Raises ServerProcessError."""
     port = _free_port()
-    base_url = (launch.base_url or f"http://127.0.0.1:{port}").rstrip("/")
+    base_url = launch.base_url or f"http://127.0.0.1:{port}"
+    address = Target(base_url).address
+    if any(_status(address, path) is not None for path in _PROBES):
+        raise ServerProcessError(
+            f"Something answers at {address.url} already, and would be measured in its place: end that, or"
+            " take another port."
+        )
     command = [word.replace(PORT, str(port)) for word in launch.command]
     with _ending_on_signals(), _log(launch) as log:
         try:
@@ -75,17 +82,21 @@ def serving(launch: Launch) -> Iterator[ServerProcess]:
         except OSError as error:
             raise ServerProcessError(f"{command[0]} cannot be started: {error.strerror or error}.") from error
         try:
-            _wait_until_ready(launch, process, base_url)
+            _wait_until_ready(launch, process, address)
             yield ServerProcess(base_url, process)
         finally:
             _end(process, launch.end_timeout_s)
 
 
-def _wait_until_ready(launch: Launch, process: subprocess.Popen[bytes], base_url: str) -> None:
+def _wait_until_ready(launch: Launch, process: subprocess.Popen[bytes], address: Address) -> None:
+    """What answers is it, and not another one, only if it still runs then."""
     deadline = time.monotonic() + launch.start_timeout_s
-    while not _is_ready(base_url):
+    while True:
+        is_ready = _is_ready(address)
         if (status := process.poll()) is not None:
             raise ServerProcessError(f"The server ended with status {status}.{_tail(launch.log)}")
+        if is_ready:
+            return
         if time.monotonic() > deadline:
             raise ServerProcessError(
                 f"The server was not ready after {launch.start_timeout_s:g} s.{_tail(launch.log)}"
@@ -93,19 +104,18 @@ def _wait_until_ready(launch: Launch, process: subprocess.Popen[bytes], base_url
         time.sleep(_PROBE_EVERY_S)
 
 
-def _is_ready(base_url: str) -> bool:
+def _is_ready(address: Address) -> bool:
     """Whether it answers, and not that it is not ready yet. An unknown path or a missing key is an answer."""
-    statuses = [_status(base_url, path) for path in _PROBES]
+    statuses = [_status(address, path) for path in _PROBES]
     return all(status is not None and status < 500 for status in statuses)
 
 
-def _status(base_url: str, path: str) -> int | None:
-    parts = urlsplit(base_url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+def _status(address: Address, path: str) -> int | None:
+    kind = http.client.HTTPSConnection if address.uses_tls else http.client.HTTPConnection
     try:
-        connection = kind(parts.netloc, timeout=_PROBE_TIMEOUT_S)
+        connection = kind(address.host, address.port, timeout=_PROBE_TIMEOUT_S)
         with contextlib.closing(connection):
-            connection.request("GET", parts.path.removesuffix("/v1") + path)
+            connection.request("GET", address.prefix + path)
             return connection.getresponse().status
     except (OSError, http.client.HTTPException):
         return None

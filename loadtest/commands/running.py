@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 import msgspec
@@ -18,7 +18,13 @@ from rich.console import Console
 
 from loadtest.bench import NothingMeasuredError
 from loadtest.commands.settings import Output
-from loadtest.describe import EXIT_INTERRUPTED, EXIT_NOTHING_DONE, EXIT_USER_ERROR, exit_status
+from loadtest.describe import (
+    EXIT_INTERRUPTED,
+    EXIT_NOT_TO_BE_TRUSTED,
+    EXIT_NOTHING_DONE,
+    EXIT_USER_ERROR,
+    exit_status,
+)
 from loadtest.drivers.base import ServerUnreachableError
 from loadtest.drivers.open_files import OpenFilesError
 from loadtest.drivers.vocabulary import VocabularyError
@@ -29,6 +35,8 @@ from loadtest.server_process import ServerProcessError
 from loadtest.workload import WorkloadError
 
 Work = Callable[[Display, asyncio.Event], Awaitable[Report]]
+_Handlers = dict[signal.Signals, Any]
+_ONE_STOP_S = 0.5  # `timeout` tells a process twice, by itself and with its group
 _EXITS: dict[type[Exception], int] = {
     WorkloadError: EXIT_USER_ERROR,
     VocabularyError: EXIT_USER_ERROR,
@@ -41,49 +49,64 @@ _EXITS: dict[type[Exception], int] = {
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """``was_stopped``: there would have been more."""
+    """``was_stopped``: there would have been more. ``server_ended``: by itself, before it was told to."""
 
     report: Report
     was_stopped: bool
+    server_ended: bool = False
 
-    def with_note(self, note: str) -> Found:
+    @property
+    def status(self) -> int:
+        """The exit code that says what it is worth."""
+        if self.was_stopped:
+            return EXIT_INTERRUPTED
+        return exit_status(self.report) or (EXIT_NOT_TO_BE_TRUSTED if self.server_ended else 0)
+
+    def of_a_server_that_ended(self, note: str) -> Found:
         assert isinstance(self.report, RunReport)
-        return replace(self, report=structs.replace(self.report, notes=[note, *self.report.notes]))
+        noted = structs.replace(self.report, notes=[note, *self.report.notes])
+        return replace(self, report=noted, server_ended=True)
 
 
 def measure_and_leave(work: Work, output: Output) -> NoReturn:
     with leaving_with_a_sentence():
         found = carry_out(work)
-    leave(found, output)
-
-
-def leave(found: Found, output: Output) -> NoReturn:
-    """Print and write what was found, and leave with the exit code that says what that is worth."""
-    _hand_over(found.report, output)
-    sys.exit(EXIT_INTERRUPTED if found.was_stopped else exit_status(found.report))
+    hand_over(found.report, output)
+    sys.exit(found.status)
 
 
 def carry_out(work: Work) -> Found:
-    """Run it on a loop of its own. The first Ctrl-C ends what is measured, a second one everything."""
+    """Run it on a loop of its own. The first Ctrl-C or SIGTERM ends what is measured; the next one does what
+    it did before, which ends everything.
+    """
 
-    async def main() -> Found:
+    async def main(handlers: _Handlers) -> Found:
         display, stop = Display(), asyncio.Event()
         loop = asyncio.get_running_loop()
 
-        def on_signal(number: signal.Signals) -> None:
-            loop.remove_signal_handler(number)
-            display.say("Stopping; what was measured is kept. Once more leaves at once.")
-            stop.set()
+        def on_signal() -> None:
+            if not stop.is_set():
+                display.say("Stopping; what was measured is kept. Once more leaves at once.")
+                stop.set()
+                loop.call_later(_ONE_STOP_S, give_back)
 
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, on_signal, number)
+        def give_back() -> None:
+            for number, handler in handlers.items():
+                loop.remove_signal_handler(number)
+                signal.signal(number, handler)
+
+        for number in handlers:
+            loop.add_signal_handler(number, on_signal)
         return Found(await work(display, stop), stop.is_set())
 
-    with _handlers_restored(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main())
+    with (
+        _handlers_restored() as handlers,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        return runner.run(main(handlers))
 
 
-def _hand_over(report: Report, output: Output) -> None:
+def hand_over(report: Report, output: Output) -> None:
     """The figures first: whatever becomes of the pictures, they are kept."""
     if output.json_path is not None:
         with _file_errors(str(output.json_path)):
@@ -114,14 +137,13 @@ def leaving_with_a_sentence() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _handlers_restored() -> Iterator[None]:
-    """A loop that goes takes its handlers along, and leaves the system's."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.getsignal(number) for number in numbers]
+def _handlers_restored() -> Iterator[_Handlers]:
+    """What signals do outside. A loop that goes takes its handlers along, and leaves the system's."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield before
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in before.items():
             signal.signal(number, handler)
 
 

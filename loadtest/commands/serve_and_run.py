@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -58,11 +59,12 @@ def serve_and_run_command(command: tuple[str, ...], **options: Any) -> None:
 
         tideload serve-and-run --rate 2 -- tidegate serve --port {port}
 
-    It is ready when it answers at /health and /v1/models. It ends with SIGTERM, and what is left of it after
-    30 s, or of what it started, is killed. Exit codes are those of run.
+    It is ready when it answers at /health and /v1/models; nothing else may answer there before. It ends with
+    SIGTERM, and what is left of it after 30 s, or of what it started, is killed. Exit codes are those of run,
+    and 3 if the server ended by itself.
     """
     from loadtest.commands.run import run_of
-    from loadtest.commands.running import carry_out, leave, leaving_with_a_sentence
+    from loadtest.commands.running import carry_out, hand_over, leaving_with_a_sentence
     from loadtest.commands.settings import take_output, take_target
     from loadtest.server_process import Launch, serving
 
@@ -75,10 +77,12 @@ def serve_and_run_command(command: tuple[str, ...], **options: Any) -> None:
         click.echo(f"tideload: starting {command[0]}, whose log is {log}", err=True)
         with serving(launch) as server:
             found = carry_out(asked(replace(target, base_url=server.base_url)))
-            status = server.exit_status
-    if status is not None:
-        found = found.with_note(f"The server ended by itself, with status {status}; its log is {log}.")
-    leave(found, output)
+            if (status := server.exit_status) is not None:
+                found = found.of_a_server_that_ended(
+                    f"The server ended by itself, with status {status}; its log is {log}."
+                )
+            hand_over(found.report, output)  # the end of a server takes its time, and can be broken off
+    sys.exit(found.status)
 
 
 def _temporary_log() -> Path:

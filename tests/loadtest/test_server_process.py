@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
 import sys
 import time
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from loadtest.commands.running import carry_out
+from loadtest.progress import Display
+from loadtest.results import Report
 from loadtest.server_process import Launch, ServerProcessError, serving
 
 SERVER = """
@@ -95,6 +101,56 @@ def test_it_ends_when_the_load_test_is_told_to(tmp_path: Path) -> None:
     assert left.value.code == 128 + signal.SIGTERM
     assert not is_alive(server.process.pid)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_second_signal_ends_the_server_too(tmp_path: Path) -> None:
+    """The first one ends the measurement; the second one must not end the load test alone."""
+    pids = list[int]()
+
+    async def work(display: Display, stop: asyncio.Event) -> Report:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await stop.wait()
+        await asyncio.sleep(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(60)
+        raise AssertionError("it went on")
+
+    def measure() -> None:
+        with serving(launch(tmp_path)) as server:
+            pids.append(server.process.pid)
+            carry_out(work)
+
+    with pytest.raises(SystemExit) as left:
+        measure()
+    assert left.value.code == 128 + signal.SIGTERM
+    assert not is_alive(pids[0])
+
+
+def test_what_answers_there_before_is_not_taken_for_it(tmp_path: Path) -> None:
+    with serving(launch(tmp_path)) as other:
+        given = replace(launch(tmp_path), base_url=f"{other.base_url}/v1", log=tmp_path / "second.log")
+        with pytest.raises(ServerProcessError, match=f"answers at {other.base_url} already"), serving(given):
+            pass
+        assert other.exit_status is None
+    assert not given.log.exists(), "it was not even started"
+
+
+def test_one_that_was_ready_and_is_gone_is_not_ready(tmp_path: Path) -> None:
+    """What answers is the child that it left behind."""
+    script = SERVER.format(refusals=0, status=200, more="")
+    leaving = (
+        "import subprocess, sys, time, urllib.request\n"
+        "subprocess.Popen([sys.executable, '-c', sys.argv[2], sys.argv[1]])\n"
+        "while True:\n"
+        "    try:\n"
+        "        urllib.request.urlopen(f'http://127.0.0.1:{sys.argv[1]}/health')\n"
+        "        break\n"
+        "    except OSError:\n"
+        "        time.sleep(0.01)\n"
+    )
+    given = Launch((sys.executable, "-c", leaving, "{port}", script), tmp_path / "server.log")
+    with pytest.raises(ServerProcessError, match="ended with status 0"), serving(given):
+        time.sleep(10)
 
 
 def test_one_that_ends_by_itself_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
