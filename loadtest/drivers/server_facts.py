@@ -13,6 +13,7 @@ from typing import Any, Self
 import aiohttp
 
 from loadtest.drivers.base import ServerUnreachableError
+from loadtest.drivers.connection import loss_reason
 from loadtest.drivers.target import Target
 from loadtest.drivers.vocabulary import Vocabulary, VocabularyError
 
@@ -106,12 +107,25 @@ class ServerPages:
                     )
                 found = await answer.json(content_type=None) if answer.status == 200 else {}
         except (aiohttp.ClientConnectionError, TimeoutError) as error:
-            what = str(error) or type(error).__name__
-            raise ServerUnreachableError(f"Nothing answers at {self._url}: {what}.") from None
+            raise ServerUnreachableError(f"Nothing answers at {self._url}: {_reason(error)}.") from None
         except _UNREADABLE:
             return []
         cards = found.get("data") if isinstance(found, dict) else None
         return [card for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
+
+
+def _reason(error: Exception) -> str:
+    """In the words that a timeline has for it."""
+    match error:
+        case aiohttp.ClientConnectorDNSError():
+            return "host not found"
+        case aiohttp.ClientSSLError():
+            return "tls failed"
+        case aiohttp.ClientConnectorError():
+            return loss_reason(error.os_error)
+        case TimeoutError():
+            return f"no answer within {_PATIENCE_S} s"
+    return "connection closed"
 
 
 def _path(found: Any, *names: str) -> Any:
