@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import platform
 import secrets
@@ -19,12 +20,13 @@ from importlib import metadata
 from msgspec import structs
 
 from loadtest.clock import Clock, MonotonicClock
-from loadtest.describe import load_label, run_notes, without_secrets
+from loadtest.describe import load_label, run_notes, without_secret_fields, without_secrets
+from loadtest.drafts import Room
 from loadtest.drivers.base import Driver, ServerUnreachableError
 from loadtest.drivers.survey import Survey, make_driver, survey
 from loadtest.drivers.target import Target
 from loadtest.measured import Measured, Progress
-from loadtest.plan import Plan
+from loadtest.plan import Load, Plan
 from loadtest.progress import Display
 from loadtest.results import FORMAT, Repeat, RunReport, Series, Summary, Tool
 from loadtest.runner import Runner, Watch
@@ -34,6 +36,10 @@ from loadtest.slo import Slo
 from loadtest.summary import rows, summarize, usage_check
 from loadtest.timeline import Outcome
 from loadtest.workload import Arrival, WorkloadSpec, make_plan, of_repeat, warmup_plan
+
+_QUICKEST_S = 0.1  # that an answer is taken to need, where no warm-up tells
+_SUPPLY = 2.0  # requests made ready for each that a user could have answered
+_MOST_SUPPLY = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,10 @@ class NothingMeasuredError(Exception):
 
 
 class Bench:
-    """A server that was looked at. ``stop`` ends what runs; what was measured until then is kept."""
+    """A server that was looked at. ``stop`` ends what runs; what was measured until then is kept.
+
+    ``fitting``: what decides which requests fit; of servers that are compared it must be the same.
+    """
 
     def __init__(
         self,
@@ -88,6 +97,7 @@ class Bench:
         arguments: Sequence[str],
     ) -> None:
         self.seen = seen
+        self.fitting = Room(seen.cost, seen.server.max_model_len)
         self._measuring = measuring
         self._display = display
         self._stop = stop
@@ -141,7 +151,11 @@ class Bench:
         keep_cache = self._measuring.keep_cache
         salt = f"kept {spec.seed}" if keep_cache else secrets.token_hex(8)
         spec = spec if keep_cache else of_repeat(spec, repeat)
-        plan, warmup = self._plans(load.of(spec), load.rate, salt)
+        asked = load.of(spec)
+        is_timed = load.users is not None and asked.duration_s is not None
+        is_timed = is_timed and not (asked.num_requests or asked.sessions)
+        plan = self._plan(replace(asked, num_requests=load.users) if is_timed else asked, load.rate, salt)
+        warmup = self._warmup(asked, salt)
         clock = MonotonicClock()
         driver = make_driver(self.seen, clock, max(map(_most_at_a_time, (plan, *warmup))))
         await driver.open()
@@ -150,6 +164,8 @@ class Bench:
             warmed = [await self._run(warming, driver, clock, name) for warming in warmup]
             if self._stop.is_set():
                 return None
+            if is_timed:
+                plan = self._plan(replace(asked, num_requests=supply(asked, warmed)), load.rate, salt)
             started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
             target = self.seen.target
             scraper = Scraper(metrics_url(target.base_url), target.headers, clock, self.seen.server.kind)
@@ -184,21 +200,39 @@ class Bench:
             notes=[],
         )
         is_salted = not self._measuring.keep_cache
-        doubts = run_notes(report, salted=is_salted, dropped=max(plan.dropped for plan in plans))
+        doubts = run_notes(
+            report,
+            salted=is_salted,
+            dropped=max(plan.dropped for plan in plans),
+            ran_out=any(_ran_out(take) for take in takes),
+        )
         problems = dict.fromkeys(take.metrics_problem for take in takes if take.metrics_problem)
         return structs.replace(report, notes=[*notes, *self.seen.notes, *doubts, *problems])
 
-    def _plans(self, spec: WorkloadSpec, rate: float | None, salt: str) -> tuple[Plan, list[Plan]]:
-        """What is measured, and what comes before it."""
-        words, cost = self.seen.words, self.seen.cost
-        window, num_warmup = self.seen.server.max_model_len, self._measuring.num_warmup
-        plan = make_plan(spec, rate=rate, salt=salt, words=words, cost=cost, max_model_len=window)
-        if not num_warmup:
-            return plan, []
-        warmup = warmup_plan(
-            spec, num_requests=num_warmup, salt=salt, words=words, cost=cost, max_model_len=window
+    def _plan(self, spec: WorkloadSpec, rate: float | None, salt: str) -> Plan:
+        return make_plan(
+            spec,
+            rate=rate,
+            salt=salt,
+            words=self.seen.words,
+            cost=self.seen.cost,
+            max_model_len=self.seen.server.max_model_len,
+            fitting=self.fitting,
         )
-        return plan, [warmup]
+
+    def _warmup(self, spec: WorkloadSpec, salt: str) -> list[Plan]:
+        """What comes before it, if anything does."""
+        if not self._measuring.num_warmup:
+            return []
+        warmup = warmup_plan(
+            spec,
+            num_requests=self._measuring.num_warmup,
+            salt=salt,
+            words=self.seen.words,
+            cost=self.seen.cost,
+            max_model_len=self.seen.server.max_model_len,
+        )
+        return [warmup]
 
     async def _run(self, plan: Plan, driver: Driver, clock: Clock, title: str, *beside: Watch) -> Measured:
         progress = Progress()
@@ -212,11 +246,35 @@ class Bench:
             "rate": load.rate,
             "endpoint": target.api,
             "transport": target.transport,
-            "extra_body": json.dumps(dict(target.extra)),
+            "extra_body": without_secret_fields(json.dumps(dict(target.extra))),
             "timeout_s": target.timeout_s,
             "warmup": self._measuring.num_warmup,
             "keep_cache": self._measuring.keep_cache,
         }
+
+
+def supply(spec: WorkloadSpec, warmed: Sequence[Measured]) -> int:
+    """How many requests the users of a closed load could ask in its time, by the quickest of the warm-up.
+
+    All are made ready before the clock starts, so that there have to be enough.
+    """
+    assert spec.max_concurrency is not None and spec.duration_s is not None
+    took_s = [
+        timeline.ended_at - timeline.intended_at
+        for run in warmed
+        for timeline in run.timelines
+        if timeline.outcome is Outcome.COMPLETED and timeline.ended_at is not None
+    ]
+    each = math.ceil(_SUPPLY * spec.duration_s / min(took_s, default=_QUICKEST_S)) + 1
+    return min(spec.max_concurrency * each, max(_MOST_SUPPLY, spec.max_concurrency))
+
+
+def _ran_out(take: Take) -> bool:
+    """Whether the users had asked all that was made ready before their time was over."""
+    if take.measured.interrupted or math.isinf(take.plan.stop_s):
+        return False
+    ended = [timeline.ended_at for timeline in take.measured.timelines if timeline.ended_at is not None]
+    return max(ended, default=0.0) < take.plan.stop_s
 
 
 def _repeat(take: Take, summary: Summary) -> Repeat:
@@ -247,4 +305,6 @@ def _num_completed(run: Measured) -> int:
 
 
 def _most_at_a_time(plan: Plan) -> int:
+    if plan.load is Load.CLOSED and plan.max_concurrency is not None:
+        return plan.max_concurrency
     return min(len(plan.conversations), plan.max_concurrency or len(plan.conversations))

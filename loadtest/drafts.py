@@ -37,6 +37,14 @@ class Room:
     cost: TemplateCost
     max_model_len: int | None
 
+    def shared_with(self, other: Room) -> Room:
+        """What is left of both: what fits it fits either."""
+        windows = [room.max_model_len for room in (self, other) if room.max_model_len is not None]
+        first, later = (
+            max(getattr(room.cost, turn) for room in (self, other)) for turn in ("first", "later")
+        )
+        return Room(TemplateCost(first, later), min(windows, default=None))
+
     def num_words(self, turn: int, draft: Draft) -> int:
         """Tokens of the text itself, below 1 where the template alone takes more than there should be."""
         return draft.input_len - (self.cost.later if turn else self.cost.first)

@@ -1,7 +1,7 @@
 """Command-line options that the commands share, and what they are read into.
 
-Flags are named as guidellm and ``vllm bench serve`` name them where they agree. What cannot be read is
-refused with the option's name and exit code 2, before anything is sent.
+Flags are named as guidellm and ``vllm bench serve`` name them where they agree. What cannot be read, or
+contradicts itself, is refused with a sentence and exit code 2, before anything is started or sent.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _WORKLOAD_OPTIONS = (
     _option("--sessions", type=_POSITIVE, metavar="N",
             help="Conversations of each repeat, in place of --num-requests."),
     _option("--duration", "duration_s", type=MORE_THAN_0, metavar="SECONDS",
-            help="Time in which they begin, in place of a number; not with --concurrency."),
+            help="Time in which they begin, in place of a number. Users send until it is over."),
     _option("--input-len", metavar="LENGTHS",
             help="Tokens of a prompt, with the server's template: 512, uniform:64:512, normal:512:64 (mean"
                  " and deviation), lognormal:512:0.5 (median and deviation of the logarithm), or trace."
@@ -99,7 +99,8 @@ _WORKLOAD_OPTIONS = (
     _option("--ramp-to", type=MORE_THAN_0, metavar="RATE",
             help="Let the rate go linearly from --rate to this."),
     _option("--max-concurrency", type=_POSITIVE, metavar="N",
-            help="Never more requests than this at a time. What waits for that has its wait counted."),
+            help="Never more requests than this at a time. What waits for that has its wait counted."
+                 " Without a rate, or a trace with times, it is the users of --concurrency."),
     _option("--num-prefixes", type=click.IntRange(min=0), default=0, metavar="N",
             help="Beginnings that prompts share, each with many."),
     _option("--prefix-len", type=click.IntRange(min=0), default=0, metavar="N",
@@ -129,7 +130,7 @@ _LOAD_OPTIONS = (
             help="Conversations begun a second (requests, where each is one). An open load."),
     _option("--concurrency", type=_POSITIVE, metavar="N",
             help="Users, each of whom waits for an answer before the next request. A closed load."
-                 "  [default: 1, unless there is a rate or a trace with times]"),
+                 "  [default: --max-concurrency or 1, unless there is a rate or a trace with times]"),
 )  # fmt: skip
 _MEASURING_OPTIONS = (
     _option("--warmup", "num_warmup", type=click.IntRange(min=0), default=8, metavar="N",

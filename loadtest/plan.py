@@ -68,6 +68,7 @@ class Plan:
     asked_rate: float | None = None
     max_concurrency: int | None = None
     dropped: int = 0  # rows of a trace, or draws, that do not fit the server's context window
+    stop_s: float = math.inf  # of a closed load: nothing is intended from then on
     time_scale: float | None = None  # by which a trace's times were multiplied, where these are the schedule
 
     @property

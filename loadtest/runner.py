@@ -119,15 +119,17 @@ class _Sender:
             group.create_task(self._converse(conversation, 0.0))
 
     async def _be_user(self, conversations: Iterator[Conversation]) -> None:
-        """Take the next conversation when one is over, as long as there are any.
+        """Take the next conversation when one is over, as long as there are any and it is not time to stop.
 
         A user is free when the tool comes to it: nobody can send a thousand requests in the same moment.
         """
         free_at = self._clock.now()
         for conversation in conversations:
             free_at = await self._converse(conversation, free_at)
+            if free_at >= self._plan.stop_s:
+                break
         if self.had_work_until_s is None:  # nobody before had to look for more
-            self.had_work_until_s = free_at
+            self.had_work_until_s = min(free_at, self._plan.stop_s)
 
     async def _converse(self, conversation: Conversation, free_at: float) -> float:
         """Ask turn after turn; when the last one ended, which is when whoever asked is free again."""
@@ -135,6 +137,8 @@ class _Sender:
         history_tokens = 0
         for turn, planned in enumerate(conversation.turns):
             intended_at = max(planned.at_s or 0.0, free_at + planned.think_s)
+            if intended_at >= self._plan.stop_s:
+                return intended_at
             await self._clock.sleep_until(intended_at)
             expected = history_tokens + planned.input_len
             timeline = self._record(Timeline(planned, turn, expected, intended_at))

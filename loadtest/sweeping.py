@@ -59,12 +59,15 @@ async def measure_sweep(sweeping: Sweeping, bench: Bench, stop: asyncio.Event) -
     return sweep_report(sweep, runs, sweeping.over, sweeping.attainment, notes)
 
 
-async def _measure(sweeping: Sweeping, bench: Bench, value: float) -> RunReport:
+def load_at(sweeping: Sweeping, value: float) -> tuple[WorkloadSpec, AskedLoad]:
     by_users = sweeping.over == "concurrency"
     load = AskedLoad(users=int(value)) if by_users else AskedLoad(rate=value)
-    spec = workload_at(sweeping.spec, sweeping.over, value)
-    title = f"{value:g} {'users' if by_users else 'a second'}"
-    return await bench.measure(spec, load, sweeping.repeats, title)
+    return workload_at(sweeping.spec, sweeping.over, value), load
+
+
+async def _measure(sweeping: Sweeping, bench: Bench, value: float) -> RunReport:
+    title = f"{value:g} {'users' if sweeping.over == 'concurrency' else 'a second'}"
+    return await bench.measure(*load_at(sweeping, value), sweeping.repeats, title)
 
 
 async def _start(sweeping: Sweeping, bench: Bench, notes: list[str]) -> float:

@@ -58,7 +58,7 @@ class WorkloadSpec:
     trace_scale: float = 1.0  # times the trace's times; less makes it denser
     num_requests: int | None = None  # None: all of the trace, or as many as sessions or duration make
     sessions: int | None = None  # conversations
-    duration_s: float | None = None  # in which conversations begin
+    duration_s: float | None = None  # in which conversations begin; of a closed load, requests
     arrival: Arrival | None = None
     burstiness: float = 1.0  # shape of the gamma distribution of gaps: 1 is Poisson, less is burstier
     ramp_to: float | None = None  # the rate goes linearly from the one asked for to this
@@ -134,16 +134,20 @@ def make_plan(
     words: Words,
     cost: TemplateCost,
     max_model_len: int | None,
+    fitting: Room | None = None,
 ) -> Plan:
     """A repeat's requests, texts and all. ``rate``: conversations a second; of a trace it scales the times.
 
-    Raises WorkloadError.
+    Under a closed load that has a duration there are at most as many as the settings say. ``fitting``: what
+    decides which requests fit, where that is not this server alone. Raises WorkloadError.
     """
     arrival = spec.arrival_at(rate)
-    _check(spec, arrival, rate)
+    check(spec, rate)
     habits, room = _habits(spec), Room(cost, max_model_len)
-    drafts = _drafts(spec, _wanted(spec, rate), room)
-    _check_enough(drafts)
+    drafts = _drafts(spec, _wanted(spec, arrival, rate), fitting or room)
+    is_timed = arrival is Arrival.CLOSED and spec.duration_s is not None
+    if not is_timed or not drafts.conversations:
+        _check_enough(drafts)
     schedule = _schedule(spec, arrival, rate, drafts.conversations)
     return Plan(
         _written(spec, habits, drafts.conversations, schedule, room, Prompts(words, salt)),
@@ -151,6 +155,7 @@ def make_plan(
         schedule.asked_rate,
         spec.max_concurrency,
         drafts.dropped,
+        spec.duration_s if is_timed and spec.duration_s is not None else math.inf,
         schedule.scale if arrival is Arrival.TRACE else None,
     )
 
@@ -175,7 +180,7 @@ def warmup_plan(
         burstiness=1.0, ramp_to=None, max_concurrency=users, think_s="0", return_s=None,
         leave_share=0.0, slow_share=0.0,
     )  # fmt: skip
-    _check(calm, Arrival.CLOSED, None)
+    check(calm, None)
     room = Room(cost, max_model_len)
     drafts = _drafts(calm, Wanted(conversations=num_requests), room)
     if not drafts.conversations:
@@ -190,11 +195,14 @@ def warmup_plan(
 # ---- what can be asked for -------------------------------------------------------------------------
 
 
-def _check(spec: WorkloadSpec, arrival: Arrival, rate: float | None) -> None:
-    """Raises WorkloadError for settings that contradict each other."""
+def check(spec: WorkloadSpec, rate: float | None) -> None:
+    """Raises WorkloadError for what makes no workload for any server: what cannot be read, or contradicts."""
+    arrival = spec.arrival_at(rate)
     faults = _closed_faults(spec, rate) if arrival is Arrival.CLOSED else _open_faults(spec, arrival, rate)
     for fault in (*_number_faults(spec, rate), *faults, *_content_faults(spec)):
         raise WorkloadError(fault)
+    _lengths(spec)
+    _habits(spec)
 
 
 def _number_faults(spec: WorkloadSpec, rate: float | None) -> Iterator[str]:
@@ -213,8 +221,6 @@ def _closed_faults(spec: WorkloadSpec, rate: float | None) -> Iterator[str]:
         yield "A closed load has no rate: its users send when they are free."
     if not spec.max_concurrency:
         yield "Say at what rate requests come, or how many users there are."
-    if spec.duration_s is not None:
-        yield "A closed load ends with its requests: say how many instead of a duration."
     if spec.return_s is not None:
         yield "Users of a closed load come back when they have thought: give a think time instead."
     if spec.burstiness != 1 or spec.ramp_to is not None:
@@ -261,8 +267,9 @@ def _spread(text: str, what: str, parse: Callable[[str], Spread] = parse_tokens)
 # ---- how many, how long ----------------------------------------------------------------------------
 
 
-def _wanted(spec: WorkloadSpec, rate: float | None) -> Wanted:
-    if spec.duration_s is None:
+def _wanted(spec: WorkloadSpec, arrival: Arrival, rate: float | None) -> Wanted:
+    if spec.duration_s is None or arrival is Arrival.CLOSED:
+        assert not spec.is_drawn or spec.sessions or spec.num_requests, "nothing would end the drawing"
         return Wanted(spec.sessions, spec.num_requests)
     if rate is None:
         return Wanted(spec.sessions, spec.num_requests, until_s=spec.duration_s / spec.trace_scale)
@@ -272,7 +279,12 @@ def _wanted(spec: WorkloadSpec, rate: float | None) -> Wanted:
 
 
 def _drafts(spec: WorkloadSpec, wanted: Wanted, room: Room) -> Drafts:
-    lengths = LengthSource(
+    rng = random.Random(f"{spec.seed} lengths")
+    return (drawn if spec.is_drawn else replayed)(_lengths(spec), room, wanted, rng)
+
+
+def _lengths(spec: WorkloadSpec) -> LengthSource:
+    return LengthSource(
         spec.trace,
         _length(spec, spec.input_len or spec.default_input_len, "Prompt length"),
         _length(spec, spec.output_len or spec.default_output_len, "Answer length"),
@@ -280,8 +292,6 @@ def _drafts(spec: WorkloadSpec, wanted: Wanted, room: Room) -> Drafts:
         _spread(spec.turns, "Turns"),
         spec.prefix_len,
     )
-    rng = random.Random(f"{spec.seed} lengths")
-    return (drawn if spec.is_drawn else replayed)(lengths, room, wanted, rng)
 
 
 def _length(spec: WorkloadSpec, text: str, what: str) -> Spread | None:

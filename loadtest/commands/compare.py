@@ -57,6 +57,7 @@ def compare_command(a: str, b: str, **options: Any) -> None:
     from loadtest.commands.running import measure_and_leave
     from loadtest.commands.settings import (
         check_together,
+        check_workload,
         counted,
         take_load,
         take_measuring,
@@ -69,6 +70,7 @@ def compare_command(a: str, b: str, **options: Any) -> None:
     spec, measuring = take_workload(options), take_measuring(options)
     load, rounds = take_load(options, spec), options.pop("rounds")
     spec = counted(spec, load)
+    check_workload(spec, load)
     for target in targets:
         check_together(target, spec)
 

@@ -54,6 +54,7 @@ def run_of(options: dict[str, Any], target: Target) -> Callable[[Target], Work]:
     from loadtest.bench import Bench
     from loadtest.commands.settings import (
         check_together,
+        check_workload,
         counted,
         take_load,
         take_measuring,
@@ -64,6 +65,7 @@ def run_of(options: dict[str, Any], target: Target) -> Callable[[Target], Work]:
     load, measuring = take_load(options, spec), take_measuring(options)
     spec = counted(spec, load)
     check_together(target, spec)
+    check_workload(spec, load)
 
     def of(target: Target) -> Work:
         async def work(display: Display, stop: asyncio.Event) -> RunReport:

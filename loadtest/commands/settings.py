@@ -1,7 +1,7 @@
 """What the options of a command say, as the types that the load test works with.
 
 Each function takes its own options out of those that click gathered. What contradicts itself is refused with
-the option's name and exit code 2.
+a sentence and exit code 2.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from loadtest.drivers.target import Target, TargetError
 from loadtest.slo import Slo, SloError
 from loadtest.slo import parse as parse_slo
 from loadtest.traces import Trace, TraceError, read_trace
-from loadtest.workload import EACH_USER, Arrival, WorkloadSpec
+from loadtest.workload import EACH_USER, Arrival, WorkloadError, WorkloadSpec, check
 
-Options = dict[str, Any]
+Given = dict[str, Any]
 DEFAULT_REQUESTS = 100
 DEFAULT_SESSIONS = 25  # of users that have conversations
 
@@ -36,7 +36,7 @@ class Output:
     png_path: Path | None
 
 
-def take_target(options: Options, base_url: str | None = None) -> Target:
+def take_target(options: Given, base_url: str | None = None) -> Target:
     """``base_url``: in place of the option."""
     given_url = options.pop("base_url", "")
     fields = {
@@ -65,7 +65,7 @@ def headers(given: Sequence[str], api_key: str | None) -> dict[str, str]:
     return found
 
 
-def take_workload(options: Options) -> WorkloadSpec:
+def take_workload(options: Given) -> WorkloadSpec:
     """How much of it there is may be left open."""
     name = options.pop("trace_name")
     arrival = options.pop("arrival")
@@ -77,7 +77,7 @@ def take_workload(options: Options) -> WorkloadSpec:
     )
 
 
-def take_measuring(options: Options) -> Measuring:
+def take_measuring(options: Given) -> Measuring:
     return Measuring(
         slo=_slo(options.pop("slo")),
         num_warmup=options.pop("num_warmup"),
@@ -85,7 +85,7 @@ def take_measuring(options: Options) -> Measuring:
     )
 
 
-def take_output(options: Options) -> Output:
+def take_output(options: Given) -> Output:
     """Refuses pictures where there is nothing to draw them with, before anything is measured."""
     output = Output(options.pop("json_path"), options.pop("html_path"), options.pop("png_path"))
     if (output.html_path or output.png_path) and importlib.util.find_spec("matplotlib") is None:
@@ -93,8 +93,10 @@ def take_output(options: Options) -> Output:
     return output
 
 
-def take_load(options: Options, spec: WorkloadSpec) -> AskedLoad:
-    """Of a single load: one user where nothing else is said, unless the trace has times."""
+def take_load(options: Given, spec: WorkloadSpec) -> AskedLoad:
+    """Of a single load. Without a rate, or times of a trace, it is closed: as many users as may be served at
+    a time, or one.
+    """
     rate, users = options.pop("rate"), options.pop("concurrency")
     if rate is not None and users is not None:
         raise click.UsageError(
@@ -103,7 +105,7 @@ def take_load(options: Options, spec: WorkloadSpec) -> AskedLoad:
     if users is not None and spec.max_concurrency is not None:
         raise click.UsageError("--concurrency is the number of users: it takes no --max-concurrency.")
     if rate is None and users is None and spec.arrival_at(None) is Arrival.CLOSED:
-        users = 1
+        users = spec.max_concurrency or 1
     return AskedLoad(rate, users)
 
 
@@ -111,6 +113,14 @@ def check_together(target: Target, spec: WorkloadSpec) -> None:
     """Refuses what one API cannot ask for."""
     if spec.n > 1 and target.api == "responses":
         raise click.UsageError("--n is for --endpoint chat and completions: a response is one answer.")
+
+
+def check_workload(spec: WorkloadSpec, load: AskedLoad) -> None:
+    """Refuses what no server could be asked."""
+    try:
+        check(load.of(spec), load.rate)
+    except WorkloadError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def counted(spec: WorkloadSpec, load: AskedLoad) -> WorkloadSpec:

@@ -16,6 +16,7 @@ from loadtest.options import (
     target_options,
     workload_options,
 )
+from loadtest.sweep import MOST_POINTS
 
 if TYPE_CHECKING:
     import asyncio
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
     "--points",
     "most_points",
     type=click.IntRange(min=1),
-    default=12,
+    default=MOST_POINTS,
     show_default=True,
     metavar="N",
     help="Loads to measure at most.",
@@ -74,19 +75,22 @@ def sweep_command(**options: Any) -> None:
     """Measure a server under one load after the other.
 
     The load doubles until more brings no more, and until the SLO is missed; then the highest load that keeps
-    it is found by bisection. --num-requests and --duration are the least of each load; else that is 50
-    requests, and 30 s or four requests for each user. Exit codes are those of run.
+    it is found by bisection. A load meets the SLO if 95 % intervals of its share leave no doubt, and if the
+    server bears it: its queue does not grow as long as requests come. --num-requests and --duration are the
+    least of each rate; else that is 50 requests and 30 s. Users send for --duration, or four requests each
+    and 50 in all. Exit codes are those of run; a load that the server cannot bear is a finding, and no fault.
     """
     from loadtest.bench import Bench
     from loadtest.commands.running import measure_and_leave
     from loadtest.commands.settings import (
         check_together,
+        check_workload,
         take_measuring,
         take_output,
         take_target,
         take_workload,
     )
-    from loadtest.sweeping import Sweeping, measure_sweep
+    from loadtest.sweeping import Sweeping, load_at, measure_sweep
 
     output, target, measuring = take_output(options), take_target(options), take_measuring(options)
     over = _over(options.pop("over"), options["rates"], options["users"])
@@ -103,6 +107,8 @@ def sweep_command(**options: Any) -> None:
         has_slo=measuring.slo is not None,
         most_points=options.pop("most_points"),
     )
+
+    check_workload(*load_at(sweeping, min(sweeping.first, default=1.0)))
 
     async def work(display: Display, stop: asyncio.Event) -> SweepReport:
         bench = await Bench.of(target, measuring, display, stop, sys.argv[1:])

@@ -10,15 +10,19 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from loadtest.bench import AskedLoad
 from loadtest.cli import main
-from loadtest.commands.running import carry_out, leave
-from loadtest.commands.settings import Output, headers
+from loadtest.commands.running import _ONE_STOP_S, Found, carry_out, hand_over
+from loadtest.commands.settings import Output, headers, take_load
 from loadtest.progress import Display
 from loadtest.results import Report
+from loadtest.traces import read_trace
+from loadtest.workload import WorkloadSpec
 from tests.loadtest.test_describe import OFF, report
 
 COMMANDS = ("run", "sweep", "compare", "serve-and-run", "sharing")
@@ -75,6 +79,15 @@ def test_every_command_explains_itself(command: str) -> None:
         (("compare", "http://127.0.0.1:1", "there"), "http://127.0.0.1:8000"),
         (("compare", "http://a", "http://b", "--rounds", "1"), "--rounds"),
         (("serve-and-run",), "Missing argument"),
+        (("run", *ANYWHERE, "--input-len", "many"), "Prompt length: 'many' must be"),
+        (("run", *ANYWHERE, "--turns", "0"), "Turns: '0' must be"),
+        (("run", *ANYWHERE, "--think", "-1"), "Think time: '-1' must be"),
+        (("run", *ANYWHERE, "--input-len", "trace"), "no trace to take it from"),
+        (("run", *ANYWHERE, "--arrival", "poisson"), "that are poisson need a rate"),
+        (("sweep", *ANYWHERE, "--return", "x"), "Return time: 'x' must be"),
+        (("sweep", *ANYWHERE, "--over", "concurrency", "--return", "5"), "give a think time instead"),
+        (("compare", "http://127.0.0.1:1", "http://127.0.0.1:1", "--output-len", "0"), "Answer length: '0'"),
+        (("serve-and-run", "--output-len", "0", "--", "/none/server", "{port}"), "Answer length: '0'"),
     ],
 )
 def test_wrong_use_is_told_in_a_sentence(arguments: tuple[str, ...], said: str) -> None:
@@ -89,7 +102,9 @@ def test_where_nothing_answers_it_says_so() -> None:
         result = invoke(*arguments)
         assert result.exit_code == 1, result.output
         assert result.output.startswith("tideload: ")
+        assert "connection refused" in result.output
         assert "Traceback" not in result.output
+        assert "Errno" not in result.output
 
 
 def test_a_server_that_cannot_be_started_is_told(tmp_path: Path) -> None:
@@ -106,6 +121,26 @@ def test_a_key_comes_before_headers_that_say_otherwise() -> None:
     assert headers([], "key") == {"Authorization": "Bearer key"}
 
 
+@pytest.mark.parametrize(
+    ("settings", "given", "load"),
+    [
+        ({}, {}, AskedLoad(users=1)),
+        ({"max_concurrency": 64}, {}, AskedLoad(users=64)),
+        ({"max_concurrency": 64}, {"rate": 2.0}, AskedLoad(rate=2.0)),
+        ({}, {"concurrency": 8}, AskedLoad(users=8)),
+        ({"max_concurrency": 64, "trace": read_trace("azure-conv")}, {}, AskedLoad()),
+    ],
+)
+def test_who_decides_when_a_request_is_sent(
+    settings: dict[str, Any], given: dict[str, Any], load: AskedLoad
+) -> None:
+    """As in vLLM's bench, --max-concurrency without a rate is that many users, always at work."""
+    spec = WorkloadSpec(**settings)
+    found = take_load({"rate": None, "concurrency": None, **given}, spec)
+    assert found == load
+    assert found.of(spec).max_concurrency == settings.get("max_concurrency", found.users)
+
+
 # ---- how it ends -----------------------------------------------------------------------------------
 
 
@@ -119,15 +154,14 @@ def test_ctrl_c_keeps_what_was_measured() -> None:
     found = carry_out(work)
     assert found.was_stopped
     assert signal.getsignal(signal.SIGINT) is before
-    with pytest.raises(SystemExit) as left:
-        leave(found, Output(None, None, None))
-    assert left.value.code == 130
+    assert found.status == 130
 
 
 def test_a_second_ctrl_c_leaves_at_once() -> None:
     async def work(display: Display, stop: asyncio.Event) -> Report:
         os.kill(os.getpid(), signal.SIGINT)
         await stop.wait()
+        await asyncio.sleep(2 * _ONE_STOP_S)
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.sleep(60)
         return report()
@@ -136,13 +170,56 @@ def test_a_second_ctrl_c_leaves_at_once() -> None:
         carry_out(work)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_twice_at_once_is_one(number: signal.Signals) -> None:
+    """As `timeout` sends it: to the process, and to the group that it is in."""
+
+    async def work(display: Display, stop: asyncio.Event) -> Report:
+        os.kill(os.getpid(), number)
+        await stop.wait()
+        os.kill(os.getpid(), number)
+        await asyncio.sleep(0.05)
+        return report()
+
+    assert carry_out(work).report == report()
+
+
+def test_what_a_server_that_ended_by_itself_gave_is_not_to_be_trusted() -> None:
+    found = Found(report(), was_stopped=False)
+    assert found.status == 0
+    ended = found.of_a_server_that_ended("It ended.")
+    assert (ended.status, ended.report.notes) == (3, ["It ended."])
+
+
+def test_the_report_is_written_before_the_server_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An end takes up to half a minute, and who breaks that off keeps what was measured."""
+    path, log = tmp_path / "out.json", tmp_path / "log"
+    server = (
+        "import http.server, os, signal, sys\n"
+        "class Handler(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self): self.send_response(200), self.end_headers()\n"
+        "def end(*_): print(os.path.getsize(sys.argv[2]) > 0, flush=True), os._exit(0)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()\n"
+    )
+    monkeypatch.setattr(
+        "loadtest.commands.running.carry_out", lambda work: Found(report(), was_stopped=False)
+    )
+    command = (sys.executable, "-c", server, "{port}", str(path))
+    result = invoke("serve-and-run", "--server-log", str(log), "--json", str(path), "--", *command)
+    assert result.exit_code == 0, result.output
+    assert log.read_text().endswith("True\n")
+
+
 def test_the_report_is_written_whatever_it_is_worth(tmp_path: Path) -> None:
     async def work(display: Display, stop: asyncio.Event) -> Report:
         return OFF
 
     path = tmp_path / "out.json"
-    with pytest.raises(SystemExit) as left:
-        leave(carry_out(work), Output(path, None, None))
-    assert left.value.code == 3
+    found = carry_out(work)
+    hand_over(found.report, Output(path, None, None))
+    assert found.status == 3
     written = json.loads(path.read_text())
     assert (written["kind"], written["schedule"]["on_schedule"]) == ("run", False)

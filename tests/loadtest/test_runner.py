@@ -60,6 +60,23 @@ def test_users_think_before_they_ask() -> None:
     assert intended(run.measured.timelines) == sent(run.measured.timelines) == [0.5, 2.0, 3.5, 5.0]
 
 
+def test_users_stop_when_their_time_is_over_and_what_runs_then_goes_on() -> None:
+    plan = replace(closed_plan(requests([None] * 9), users=2), stop_s=2.5)
+    run = run_plan(plan, steady(1.0))
+    assert intended(run.measured.timelines) == [0.0, 0.0, 1.0, 1.0, 2.0, 2.0]
+    assert {timeline.outcome for timeline in run.measured.timelines} == {Outcome.COMPLETED}
+    assert not run.measured.interrupted
+    thinking = [replace(one, think_s=0.5) for one in requests([None] * 9)]
+    run = run_plan(replace(closed_plan(thinking, users=1), stop_s=2.0), steady(1.0))
+    assert intended(run.measured.timelines) == [0.5]
+
+
+def test_no_turn_is_asked_when_the_time_of_the_users_is_over() -> None:
+    talks = tuple(conversation(*(turn(3 * number + index) for index in range(3))) for number in range(3))
+    run = run_plan(Plan(talks, Load.CLOSED, max_concurrency=1, stop_s=4.0), steady(1.0))
+    assert intended(run.measured.timelines) == [0.0, 1.0, 2.0, 3.0]
+
+
 def test_a_user_is_free_when_the_answer_ended_however_late_the_tool_is() -> None:
     run = run_plan(closed_plan(requests([None] * 2), users=1), steady(1.0), end_s=0.25)
     first, second = run.measured.timelines

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.arrivals import mean_rate
+from loadtest.drafts import Room
 from loadtest.plan import Load, Plan, PlannedRequest
 from loadtest.prompts import TemplateCost, Words
 from loadtest.traces import Trace, parse_trace, read_trace
@@ -170,6 +171,32 @@ def test_how_many_there_are(spec: WorkloadSpec, count: int) -> None:
         assert plan.asked_rate == 4.0
     if spec.duration_s is not None:
         assert starts(plan)[-1] < spec.duration_s
+
+
+def test_users_with_a_duration_stop_by_the_clock_and_have_at_most_what_there_is() -> None:
+    spec = WorkloadSpec(max_concurrency=2, duration_s=9.0, num_requests=40)
+    plan = planned(spec)
+    assert (plan.load, plan.stop_s, len(plan.requests)) == (Load.CLOSED, 9.0, 40)
+    assert planned(replace(spec, trace=untimed((20, 5), (30, 6)))).stop_s == 9.0
+    assert planned(replace(spec, trace=TIMED, arrival=Arrival.CLOSED)).stop_s == 9.0, "fewer rows than 40"
+    assert planned(WorkloadSpec(num_requests=4), 1.0).stop_s == math.inf
+
+
+def test_servers_that_are_compared_are_asked_the_same_whatever_their_windows() -> None:
+    spec = WorkloadSpec(num_requests=20, input_len="uniform:40:900")
+    wide = Room(TemplateCost(20, 5), None)
+    narrow = Room(COST, 600)
+    both = wide.shared_with(narrow)
+    assert both == narrow.shared_with(wide) == Room(TemplateCost(20, 7), 600)
+    asked = [
+        make_plan(spec, rate=1.0, salt="s", words=WORDS, cost=room.cost,
+                  max_model_len=room.max_model_len, fitting=both)
+        for room in (wide, narrow)
+    ]  # fmt: skip
+    assert lengths(asked[0]) == lengths(asked[1]) != lengths(planned(spec, 1.0))
+    assert [len(words_of(plan.requests[0])) for plan in asked] == [
+        plan.requests[0].input_len - room.cost.first for plan, room in zip(asked, (wide, narrow), strict=True)
+    ]
 
 
 def test_a_closed_load_has_users_and_no_times() -> None:
@@ -441,7 +468,6 @@ BLOCKS = read_trace("sharegpt-multiturn")
         (WorkloadSpec(trace=BLOCKS, turns="2", num_requests=3), 1.0, "its own turns or shared prompts"),
         (WorkloadSpec(trace=BLOCKS, num_prefixes=1, prefix_len=5), 1.0, "no further prefixes"),
         (WorkloadSpec(num_requests=3, max_concurrency=2, arrival=Arrival.CLOSED), 1.0, "has no rate"),
-        (WorkloadSpec(duration_s=9.0, max_concurrency=2), None, "instead of a duration"),
         (WorkloadSpec(num_requests=3, max_concurrency=2, return_s="5"), None, "a think time instead"),
         (WorkloadSpec(num_requests=3, max_concurrency=2, ramp_to=5.0), None, "neither burstiness nor a ramp"),
         (WorkloadSpec(num_requests=3, input_len="600"), 1.0, "window of 700 tokens"),
