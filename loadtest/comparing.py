@@ -14,11 +14,16 @@ from loadtest.workload import WorkloadSpec
 async def measure_in_turn(
     benches: Mapping[str, Bench], spec: WorkloadSpec, load: AskedLoad, num_rounds: int
 ) -> CompareReport:
-    """``benches`` are A and B. What there is when a stop comes, or one of them is gone, is compared.
+    """``benches`` are A and B, which are asked the same: what fits both.
+
+    What there is when a stop comes, or one of them is gone, is compared.
 
     Raises WorkloadError, and if one was never measured ServerUnreachableError or NothingMeasuredError.
     """
     notes = list[str]()
+    fitting = benches["A"].fitting.shared_with(benches["B"].fitting)
+    for bench in benches.values():
+        bench.fitting = fitting
     takes: dict[str, list[Take]] = {name: [] for name in benches}
     for index, name in enumerate(order(num_rounds)):
         turn = index // 2

@@ -15,7 +15,6 @@ from markupsafe import Markup
 
 from loadtest.report import words
 from loadtest.report.plots import Picture, parts_of
-from loadtest.report.ratios import difference
 from loadtest.report.style import NARROW, PALETTE, WIDE, inline_svg
 from loadtest.report.table import point_remarks
 from loadtest.results import CompareReport, Report, RunReport, SweepReport
@@ -62,7 +61,6 @@ def html_page(report: Report) -> str:
         command="" if first is None else shlex.join(["tideload", *first.tool.arguments]),
         words=words,
         remarks=point_remarks,
-        difference=difference,
     )
     return page.lstrip()
 

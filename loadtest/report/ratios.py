@@ -14,6 +14,7 @@ from loadtest.results import CompareReport, Ratio
 
 _ROW_HEIGHT = 36
 _ROOM_FOR_WORDS = 0.45  # to the right, by the range of the intervals
+_LEAST = 0.05  # less is drawn at this
 _TICKS = (0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.25, 1.5, 2, 3, 5, 10)
 
 
@@ -35,33 +36,36 @@ def draw_ratios(report: CompareReport, sheet: Sheet) -> Figure:
     return drawn
 
 
-def difference(ratio: Ratio) -> int:
-    """1: B is better, -1: worse, 0: no difference seen."""
-    if ratio.interval.low <= 1 <= ratio.interval.high:
-        return 0
-    return 1 if (ratio.ratio < 1) == ratio.lower_is_better else -1
-
-
-_SEEN = {1: ("tide", "o", "better"), -1: ("danger", "s", "worse"), 0: ("ink-2", "D", "no difference seen")}
+_SEEN = {
+    "better": ("tide", "o", "better"),
+    "worse": ("danger", "s", "worse"),
+    "perhaps": ("ink-2", "D", "perhaps by chance"),
+    "none": ("ink-2", "D", "no difference seen"),
+}
 
 
 def _draw_ratio(axes: Axes, place: int, ratio: Ratio, is_narrow: bool) -> None:
-    name, mark, words = _SEEN[difference(ratio)]
+    name, mark, words = _SEEN[ratio.difference]
     tint = colour(name)
     between = "\n" if is_narrow else "  "
-    ends = [ratio.interval.low, ratio.interval.high]
+    ends = [_drawn_at(ratio.interval.low), _drawn_at(ratio.interval.high)]
     axes.plot(ends, [place, place], color=tint, linewidth=5, alpha=0.4, zorder=3)
-    axes.plot([ratio.ratio], [place], mark, color=tint, markersize=8, zorder=4)
+    axes.plot([_drawn_at(ratio.ratio)], [place], mark, color=tint, markersize=8, zorder=4)
     axes.annotate(
         between.join((figure(ratio.ratio), words)), (ends[1], place), xytext=(9, 0),
         textcoords="offset points", va="center", fontsize=11, color=tint, bbox=on_surface(), zorder=3,
     )  # fmt: skip
 
 
+def _drawn_at(ratio: float) -> float:
+    """A logarithm has no place for nothing."""
+    return max(_LEAST, ratio)
+
+
 def _scale(axes: Axes, report: CompareReport, most_ticks: int) -> None:
     """By logarithm, so that half and double are as far from 1; room on the right for the words."""
-    low = min(1.0, *(ratio.interval.low for ratio in report.ratios)) / 1.02
-    high = max(1.0, *(ratio.interval.high for ratio in report.ratios)) * 1.02
+    low = min(1.0, *(_drawn_at(ratio.interval.low) for ratio in report.ratios)) / 1.02
+    high = max(1.0, *(_drawn_at(ratio.interval.high) for ratio in report.ratios)) * 1.02
     right = high * (high / low) ** _ROOM_FOR_WORDS
     axes.set_xscale("log")
     axes.set_xlim(low / (high / low) ** 0.05, right)

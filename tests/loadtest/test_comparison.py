@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from loadtest.comparison import FEWEST_ROUNDS, Pair, compare, comparison_report, order, verdict
+from loadtest.comparison import FEWEST_ROUNDS, Compared, Pair, compare, comparison_report, order, verdict
 from loadtest.results import Distribution, Summary
 from tests.loadtest.test_describe import report
 
@@ -23,7 +23,7 @@ def spread(p50: float) -> Distribution:
 def summary(ttft_ms: float, **others: Any) -> Summary:
     """One that has its time to the first token, and what is given."""
     values: dict[str, Any] = dict.fromkeys(Summary.__struct_fields__, None)
-    values |= {"ttft_ms": spread(ttft_ms), "output_tok_s": 0.0, "request_rate": 0.0}
+    values |= {"ttft_ms": spread(ttft_ms)}
     return Summary(**{**values, **others})
 
 
@@ -48,7 +48,7 @@ def test_they_take_turns_so_that_neither_is_always_first() -> None:
 
 
 def test_a_difference_is_told_with_its_size_and_its_ends() -> None:
-    found = {ratio.measure: ratio for ratio in compare(rounds(8, noisy(1.2)))}
+    found = {ratio.measure: ratio for ratio in compare(rounds(8, noisy(1.2))).ratios}
     ttft = found["ttft_ms p50"]
     assert ttft.ratio == pytest.approx(1.2, abs=0.04)
     assert 1 < ttft.interval.low < 1.2 < ttft.interval.high
@@ -60,19 +60,19 @@ def test_a_difference_is_told_with_its_size_and_its_ends() -> None:
 
 def test_what_both_rounds_had_in_common_cancels_out() -> None:
     """The drift is ten times the difference between the two."""
-    ratio = compare(rounds(8, noisy(1.0)))[0]
+    ratio = compare(rounds(8, noisy(1.0))).ratios[0]
     assert ratio.interval.low <= 1 <= ratio.interval.high
     assert ratio.interval.high / ratio.interval.low < 1.1
     assert ratio.verdict.startswith("No difference seen; one of ")
-    wild = compare(rounds(8, lambda draws: (draws.uniform(1, 9), draws.uniform(1, 9))))[0]
+    wild = compare(rounds(8, lambda draws: (draws.uniform(1, 9), draws.uniform(1, 9)))).ratios[0]
     assert wild.verdict == "No difference seen; only one of more than 100 % would have been."
 
 
 def test_the_size_that_would_have_been_seen_is_seen_if_it_is_there() -> None:
     seen = 0
     for seed in range(20):
-        alike = compare(rounds(8, noisy(1.0), seed))[0].interval
-        different = compare(rounds(8, noisy(alike.high / alike.low), 100 + seed))[0].interval
+        alike = compare(rounds(8, noisy(1.0), seed)).ratios[0].interval
+        different = compare(rounds(8, noisy(alike.high / alike.low), 100 + seed)).ratios[0].interval
         seen += different.low > 1
     assert seen >= 16
 
@@ -80,7 +80,7 @@ def test_the_size_that_would_have_been_seen_is_seen_if_it_is_there() -> None:
 def test_servers_that_do_not_differ_are_seldom_said_to() -> None:
     alarms = 0
     for seed in range(20):
-        ratio = compare(rounds(FEWEST_ROUNDS, noisy(1.0), seed))[0]
+        ratio = compare(rounds(FEWEST_ROUNDS, noisy(1.0), seed)).ratios[0]
         alarms += not ratio.interval.low <= 1 <= ratio.interval.high
     assert alarms <= 3
 
@@ -88,9 +88,9 @@ def test_servers_that_do_not_differ_are_seldom_said_to() -> None:
 def test_fewer_than_six_rounds_are_not_told_apart() -> None:
     pairs = rounds(FEWEST_ROUNDS - 1, noisy(2.0))
     found = compare(pairs)
-    assert {ratio.verdict for ratio in found} == {"Too few rounds to tell."}
+    assert {ratio.verdict for ratio in found.ratios} == {"Too few rounds to tell."}
     assert "Too few rounds" in verdict(found, len(pairs))
-    assert compare(pairs[:1]) == []
+    assert compare(pairs[:1]) == Compared([], [])
 
 
 def test_more_output_is_better_and_less_latency_is() -> None:
@@ -99,7 +99,7 @@ def test_more_output_is_better_and_less_latency_is() -> None:
         for index in range(6)
     ]
     found = compare(pairs)
-    by_measure = {ratio.measure: ratio for ratio in found}
+    by_measure = {ratio.measure: ratio for ratio in found.ratios}
     assert by_measure["output_tok_s"].verdict == "B is 100 % higher (100 % to 100 %): better."
     assert not by_measure["output_tok_s"].lower_is_better
     assert by_measure["ttft_ms p50"].verdict.endswith("better.")
@@ -112,25 +112,92 @@ def test_more_output_is_better_and_less_latency_is() -> None:
 
 def test_a_measure_that_one_round_lacks_is_not_compared() -> None:
     pairs = [Pair(summary(100.0, tpot_ms=spread(9.0)), summary(100.0, tpot_ms=spread(9.0))) for _ in range(6)]
-    assert "tpot_ms p50" in {ratio.measure for ratio in compare(pairs)}
+    assert "tpot_ms p50" in {ratio.measure for ratio in compare(pairs).ratios}
     pairs[3] = Pair(pairs[3].a, structs.replace(pairs[3].b, tpot_ms=None))
-    assert {ratio.measure for ratio in compare(pairs)} == {"ttft_ms p50", "ttft_ms p99"}
-    assert verdict([], 6).startswith("Nothing to compare")
+    found = compare(pairs)
+    assert {ratio.measure for ratio in found.ratios} == {"ttft_ms p50", "ttft_ms p99"}
+    assert verdict(found, 6).endswith("Not compared: tpot_ms p50 (not had in every round).")
+    assert verdict(Compared([], []), 6).startswith("Nothing to compare")
+
+
+def test_a_round_without_any_is_a_round_all_the_same() -> None:
+    pairs = [
+        Pair(summary(100.0, goodput=5.0 + index / 10), summary(100.0, goodput=0.0 if index % 3 else 0.1))
+        for index in range(6)
+    ]
+    found = compare(pairs)
+    (goodput,) = (ratio for ratio in found.ratios if ratio.measure == "goodput")
+    assert (goodput.a, goodput.b, goodput.ratio) == (5.25, 0.0, 0.0)
+    assert goodput.verdict.startswith("B is 100 % lower")
+    assert "worse in goodput" in verdict(found, 6)
+
+
+def test_what_only_one_of_them_has_is_named_with_both_figures() -> None:
+    pairs = [Pair(summary(100.0, goodput=0.0), summary(100.0, goodput=5.0)) for _ in range(6)]
+    found = compare(pairs)
+    assert [ratio.measure for ratio in found.ratios] == ["ttft_ms p50", "ttft_ms p99"]
+    assert verdict(found, 6).endswith("Not compared: goodput (in the median 0 at A, 5 at B: no ratio).")
+
+
+def test_under_an_open_load_rates_are_what_was_asked() -> None:
+    figures = {"output_tok_s": 9.0, "request_rate": 2.0, "goodput": 1.0, "slo_attainment": 0.5}
+    pairs = [Pair(summary(100.0, **figures), summary(100.0, **figures)) for _ in range(6)]
+
+    def compared(is_open: bool) -> set[str]:
+        return {ratio.measure for ratio in compare(pairs, is_open=is_open).ratios} - {
+            "ttft_ms p50", "ttft_ms p99",
+        }  # fmt: skip
+
+    assert compared(is_open=True) == {"slo_attainment"}
+    assert compared(is_open=False) == {"output_tok_s", "request_rate", "goodput"}
+
+
+def test_of_many_measures_one_that_is_off_by_itself_is_only_perhaps_so() -> None:
+    """All six pairs agree, as of one in thirty-two that do not differ they do; and by a little only."""
+    ratios = (1.01, 1.10, 1.02, 1.09, 1.03, 1.04)
+    pairs = [
+        Pair(summary(100.0, output_tok_s=100.0 + index % 2), summary(100.0 * ratio, output_tok_s=100.0))
+        for index, ratio in enumerate(ratios)
+    ]
+    many = compare(pairs)
+    by_measure = {ratio.measure: ratio for ratio in many.ratios}
+    assert by_measure["ttft_ms p50"].interval.low > 1
+    assert by_measure["ttft_ms p50"].difference == "perhaps"
+    assert "one may look so by chance" in by_measure["ttft_ms p50"].verdict
+    assert verdict(many, 6).startswith("No difference beyond chance")
+
+
+def test_the_one_that_fails_more_is_named_before_it_is_praised() -> None:
+    repeats = report().repeats[:1] * 6
+    a, b = (
+        structs.replace(
+            report(ttft_ms=spread(ttft), completed=60, failed=failed),
+            repeats=[
+                structs.replace(repeat, summary=summary(ttft + index)) for index, repeat in enumerate(repeats)
+            ],
+        )
+        for ttft, failed in ((100.0, 0), (50.0, 40))
+    )
+    found = comparison_report(a, b)
+    assert found.verdict.startswith("B fails more: 0 of 60 requests failed at A, 40 of 100 at B.")
+    assert "B is better in ttft_ms p50" in found.verdict
 
 
 def test_the_same_rounds_give_the_same_figures() -> None:
     pairs = rounds(6, noisy(1.1))
     assert compare(pairs) == compare(pairs)
-    assert verdict(compare(rounds(8, noisy(1.0))), 8) == "No difference seen between A and B in any measure."
+    assert (
+        verdict(compare(rounds(8, noisy(1.0))), 8) == "No difference beyond chance was seen between A and B."
+    )
 
 
 def test_a_comparison_pairs_repeats_and_leaves_out_a_round_that_was_broken_off() -> None:
-    repeats = report().repeats[:1] * 6
-    a, b = (structs.replace(report(ttft_ms=spread(ttft)), repeats=repeats) for ttft in (100.0, 50.0))
+    repeats = [structs.replace(report().repeats[0], summary=summary(100.0))] * 6
+    a, b = (structs.replace(report(), repeats=repeats) for _ in "AB")
     found = comparison_report(a, b, ["It went well."])
     assert found.order == order(6)
     assert found.notes[0] == "It went well."
-    assert "No difference seen" in found.verdict
+    assert "No difference beyond chance" in found.verdict
     cut = structs.replace(b, interrupted=True)
     assert "Too few rounds to tell A from B: 5." in comparison_report(a, cut).verdict
     shorter = structs.replace(a, repeats=repeats[:5])

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Literal
 
 from loadtest.results import (
     FORMAT,
@@ -119,16 +120,18 @@ def compare_report(setting: Setting | None = None) -> CompareReport:
             "output_tok_s", 151.0, 152.0, 0.99, 1.02, "No difference seen; one of 3 % would have been.", False
         ),
     ]
-    verdict = (
-        "B is better in ttft_ms p50; B is worse in tpot_ms p50. In what is not named no difference was seen."
-    )
+    seen = "B is better in ttft_ms p50; B is worse in tpot_ms p50."
+    verdict = f"{seen} What else was compared shows no difference beyond chance."
     return CompareReport(FORMAT, a, b, list("ABBAABBAABBA"), ratios, verdict, [])
 
 
 def _ratio(
     measure: str, a: float, b: float, low: float, high: float, verdict: str, lower: bool = True
 ) -> Ratio:
-    return Ratio(measure, a, b, b / a, Interval(low, high), verdict, lower)
+    kind: Literal["better", "worse", "none"] = "none"
+    if verdict.endswith(("better.", "worse.")):
+        kind = "better" if verdict.endswith("better.") else "worse"
+    return Ratio(measure, a, b, b / a, Interval(low, high), verdict, lower, kind)
 
 
 def _repeat(setting: Setting, index: int) -> Repeat:
