@@ -4,6 +4,9 @@ From the first load it doubles until the server gives no more for more, and for 
 goes down where the first one misses it already; then bisects for the highest load that meets it, and last
 looks closer around the knee. That is Kneedle's, of throughput by load (Satopää et al., "Finding a 'Kneedle'
 in a Haystack", 2011).
+
+A load meets the SLO, or misses it, if as few requests as it had show that. Those near the limit are in doubt,
+and then it is known no better than to lie among them.
 """
 
 from __future__ import annotations
@@ -12,11 +15,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from loadtest.results import Interval
+from loadtest.shares import wilson
+
 MOST_POINTS = 12
 _SATURATED = 0.15  # growth of throughput by growth of load, both as powers; a doubling brings 11 %
 _CLOSE = 1.1  # of the limit: what meets the SLO and what misses it are no further apart
+_CLOSE_TO_DOUBT = 1.3  # where loads between them are neither
 _CLOSE_TO_KNEE = 1.3
-_HALVINGS = 6  # below the first load
+_HALVINGS = {True: 0, None: 1, False: 6}  # below the first load, by whether the lowest meets the SLO
+_GROWTH = 1.1  # of output, that is more than noise
 _SENSITIVITY = 1.0  # Kneedle's S
 _FEWEST = 4  # points that can have a knee
 
@@ -26,25 +34,35 @@ class Point:
     """One load: requests a second, or users.
 
     ``throughput`` is output tokens a second; ``attainment`` the share of requests that met the SLO, None
-    without one. ``offered``: the load was really there. If not, the point says nothing about the server.
+    without one, and ``num_requests`` of how many; infinite: it is exact. ``offered``: the load was really
+    there. If not, the point says nothing about the server. ``is_sustained``: the server bore it. If not, the
+    requests were good because the run was short: how many depends on how short.
     """
 
     value: float
     throughput: float
     attainment: float | None
     offered: bool = True
+    is_sustained: bool = True
+    num_requests: float = math.inf
+
+    @property
+    def interval(self) -> Interval | None:
+        """Of the attainment, with 95 %."""
+        return None if self.attainment is None else wilson(self.attainment, self.num_requests)
 
 
 @dataclass(frozen=True, slots=True)
 class SloLimit:
-    """The highest load that met the SLO, with all below it, and the lowest that did not.
+    """The highest load that met the SLO, with none below it that did not, and the lowest that did not.
 
-    ``surprises`` are loads that met it above one that did not.
+    ``in_doubt`` are loads between them, ``surprises`` those that met it above one that did not.
     """
 
     within: float | None
     beyond: float | None
     surprises: tuple[float, ...] = ()
+    in_doubt: tuple[float, ...] = ()
 
 
 class Sweep:
@@ -75,10 +93,12 @@ class Sweep:
         self._points.append(point)
 
     def meets_slo(self, point: Point) -> bool | None:
-        """None without an SLO, or where the load was not there."""
+        """None without an SLO, where the load was not there, and where so few requests do not show it."""
         if self._attainment is None or not point.offered:
             return None
-        return point.attainment is not None and point.attainment >= self._attainment
+        if not point.is_sustained or point.interval is None or point.interval.high < self._attainment:
+            return False
+        return True if point.interval.low >= self._attainment else None
 
     def next_value(self) -> float | None:
         """What to measure next; None: all is known that can be."""
@@ -97,7 +117,9 @@ class Sweep:
         met = [value for value, meets in verdicts if meets]
         within = [value for value in met if beyond is None or value < beyond]
         surprises = tuple(value for value in met if value not in within)
-        return SloLimit(max(within, default=None), beyond, surprises)
+        low, high = max(within, default=0.0), math.inf if beyond is None else beyond
+        in_doubt = tuple(point.value for point in self._in_doubt() if low < point.value < high)
+        return SloLimit(max(within, default=None), beyond, surprises, in_doubt)
 
     def knee(self) -> float | None:
         offered = [point for point in self.points if point.offered]
@@ -116,9 +138,16 @@ class Sweep:
         grown = max(top.throughput, 1e-9) / before.throughput
         return math.log(grown) < _SATURATED * math.log(top.value / before.value)
 
+    def _in_doubt(self) -> list[Point]:
+        if self._attainment is None:
+            return []
+        return [point for point in self.points if point.offered and self.meets_slo(point) is None]
+
     def _lower(self) -> float | None:
         lowest = self.points[0]
-        if self.meets_slo(lowest) is not False or lowest.value <= self._first[0] / 2**_HALVINGS:
+        if self._attainment is None or not lowest.offered:
+            return None
+        if lowest.value <= self._first[0] / 2 ** _HALVINGS[self.meets_slo(lowest)]:
             return None
         half = self._rounded(lowest.value / 2)
         return half if half >= 1 or not self._whole else None
@@ -134,7 +163,10 @@ class Sweep:
         limit = self.limit()
         if limit.within is None or limit.beyond is None:
             return None
-        return self._middle(limit.within, limit.beyond, _CLOSE)
+        if not limit.in_doubt:
+            return self._middle(limit.within, limit.beyond, _CLOSE)
+        gaps = ((limit.within, limit.in_doubt[0]), (limit.in_doubt[-1], limit.beyond))
+        return self._middle(*max(gaps, key=lambda gap: gap[1] / gap[0]), _CLOSE_TO_DOUBT)
 
     def _near_knee(self) -> float | None:
         knee, values = self.knee(), [point.value for point in self.points if point.offered]
@@ -156,12 +188,17 @@ class Sweep:
         return float(round(value)) if self._whole else float(f"{value:.3g}")
 
 
+def is_flat(outputs: Sequence[float]) -> bool:
+    """Whether they do not grow from the first by more than runs of one load differ."""
+    return max(outputs) <= 0 or max(outputs) < _GROWTH * outputs[0]
+
+
 def kneedle(loads: Sequence[float], outputs: Sequence[float]) -> int | None:
-    """Index of the knee of a curve that rises ever less; None where there is none.
+    """Index of the knee of a curve that rises ever less; None where there is none, or it hardly rises.
 
     The paper's algorithm for a concave, increasing curve, but for the smoothing: each point is a whole run.
     """
-    if len(loads) < _FEWEST or max(outputs) <= min(outputs):
+    if len(loads) < _FEWEST or is_flat(outputs):
         return None
     across, low = loads[-1] - loads[0], min(outputs)
     x = [(load - loads[0]) / across for load in loads]

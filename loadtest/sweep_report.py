@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from loadtest.describe import faults_of_point, is_sustained
 from loadtest.results import FORMAT, RunReport, SweepPoint, SweepReport
-from loadtest.sweep import Point, Sweep
+from loadtest.sweep import Point, Sweep, is_flat
 from loadtest.workload import EACH_USER, Arrival, WorkloadSpec
 
 Over = Literal["rate", "concurrency"]
@@ -21,8 +22,10 @@ _ALIKE = 1.1  # mean lengths
 
 def workload_at(spec: WorkloadSpec, over: Over, value: float) -> WorkloadSpec:
     """As much of it as this load needs to be there for a while: a number of requests alone would make high
-    loads short.
+    loads short. Users with a duration ask as many as they can.
     """
+    if over == "concurrency" and spec.duration_s is not None:
+        return replace(spec, num_requests=None, sessions=None)
     least = spec.sessions or spec.num_requests or DEFAULT_LEAST
     if over == "concurrency":
         number = max(least, EACH_USER * int(value))
@@ -54,9 +57,18 @@ def first_rate(alone: RunReport) -> float | None:
 
 
 def point_of(value: float, run: RunReport) -> Point:
-    """``offered`` is whether the load was there, not whether the server bore it."""
-    is_offered = not (run.schedule.fell_short or run.interrupted)
-    return Point(value, run.summary.sustained_tok_s, run.summary.slo_attainment, is_offered)
+    """``offered`` is whether the load was there, not whether the server bore it. One that its cap kept from
+    being sent was: it is the server that did not bear it.
+    """
+    summary = run.summary
+    return Point(
+        value,
+        summary.sustained_tok_s,
+        summary.slo_attainment,
+        offered=not (run.interrupted or faults_of_point(run)),
+        is_sustained=is_sustained(run) and not run.schedule.fell_short,
+        num_requests=max(1, summary.asked - summary.left - summary.slow),
+    )
 
 
 def sweep_report(
@@ -64,7 +76,10 @@ def sweep_report(
 ) -> SweepReport:
     """``notes``: of how it went."""
     limit, knee = sweep.limit(), sweep.knee()
-    points = [SweepPoint(point.value, sweep.meets_slo(point), runs[point.value]) for point in sweep.points]
+    points = [
+        SweepPoint(point.value, sweep.meets_slo(point), runs[point.value], point.is_sustained, point.interval)
+        for point in sweep.points
+    ]
     return SweepReport(
         format=FORMAT,
         over=over,
@@ -83,6 +98,10 @@ def _knee_note(sweep: Sweep, knee: float | None) -> str:
     if knee is None:
         if len(offered) < 4:
             return "Too few loads were measured to find a knee."
+        if is_flat([point.throughput for point in offered]):
+            return "There is no knee: from the least load on, more brought no more output."
+        if sweep.is_saturated():
+            return "No load stands out as the knee, though at the highest more brought little more output."
         return "There is no knee: the output grew with the load, up to the highest that was measured."
     at = next(point for point in offered if point.value == knee)
     top = max(offered, key=lambda point: point.value)
@@ -113,17 +132,31 @@ def _notes_of_lengths(runs: Iterable[RunReport]) -> list[str]:
 def _notes(sweep: Sweep, over: Over) -> list[str]:
     notes, limit = list[str](), sweep.limit()
     if limit.surprises:
-        above = ", ".join(f"{value:g}" for value in limit.surprises)
         notes.append(
-            f"{above} met the SLO though {limit.beyond:g} did not: the limit is within what runs differ by."
-            " More requests at each load, or --repeats, tell them apart."
+            f"{_list(limit.surprises)} met the SLO though {limit.beyond:g} did not: the limit is within what"
+            " runs differ by. More requests at each load, or --repeats, tell them apart."
         )
-    missing = [f"{point.value:g}" for point in sweep.points if not point.offered]
+    if limit.in_doubt:
+        notes.append(
+            f"At {_list(limit.in_doubt)} too few requests were sent to tell whether the SLO is met: by 95 %"
+            " intervals of its share it may be or not. More requests at each load narrow that."
+        )
+    unsustained = [point.value for point in sweep.points if point.offered and not point.is_sustained]
+    if unsustained:
+        notes.append(
+            f"At {_list(unsustained)} the server did not bear the load: its queue grew as long as requests"
+            " came. How many of them met an SLO depends on how long that was, so it counts as missed."
+        )
+    missing = [point.value for point in sweep.points if not point.offered]
     if missing:
         notes.append(
-            f"At {', '.join(missing)} the load was not what was asked; neither knee nor limit goes by that."
+            f"At {_list(missing)} the load was not what was asked; neither knee nor limit goes by that."
         )
     elif not sweep.is_saturated():
         more = "more users" if over == "concurrency" else "a higher rate"
         notes.append(f"The server was not saturated: {more} would have brought more output.")
     return notes
+
+
+def _list(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)

@@ -70,6 +70,7 @@ DECIDERS = (
     "gateway.tools.python_values", "gateway.tools.pythonic", "gateway.tools.registry",
     "engine.core", "engine.messages", "engine.stats", "engine.config", "engine.restarts", "engine.forget_log",
     "loadtest.sweep", "loadtest.sweep_report", "loadtest.comparison", "loadtest.describe",
+    "loadtest.shares", "loadtest.significance",
     "benchmarks.session_plan", "benchmarks.session_results",
     "loadtest.arrivals", "loadtest.drafts", "loadtest.habits", "loadtest.prompts", "loadtest.spreads",
     "loadtest.traces", "loadtest.workload",

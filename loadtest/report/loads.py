@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from loadtest.describe import faults_of_point
 from loadtest.report.style import (
     PERCENTILES,
     Sheet,
@@ -30,7 +31,6 @@ from loadtest.report.words import (
     TPOT,
     TTFT,
     Measure,
-    faults_of,
     number,
     percent,
     slo_limit,
@@ -112,7 +112,7 @@ def _draw_points(
     axes: Axes, points: Sequence[SweepPoint], across: Sequence[float], up: Sequence[float], tint: str
 ) -> None:
     for point, x, y in zip(points, across, up, strict=True):
-        fill = colour("surface") if faults_of(point.run) else tint
+        fill = colour("surface") if faults_of_point(point.run) else tint
         axes.plot(
             [x], [y], "o", markersize=6, markerfacecolor=fill, markeredgecolor=tint, markeredgewidth=1.6,
             zorder=4,
@@ -176,6 +176,10 @@ def _draw_attainment(axes: Axes, sweep: SweepReport) -> None:
     across = [point.value for point in points]
     up = [point.run.summary.slo_attainment or 0.0 for point in points]
     axes.plot(across, up, color=colour("tide"), zorder=3)
+    for point in points:
+        if point.attainment is not None:
+            ends = [point.attainment.low, point.attainment.high]
+            axes.plot([point.value] * 2, ends, color=colour("tide"), linewidth=4, alpha=0.35, zorder=3)
     _draw_points(axes, points, across, up, colour("tide"))
     axes.axhline(sweep.attainment, color=colour("danger"), linewidth=1.2, linestyle=_DASH, zorder=2)
     axes.annotate(

@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from loadtest.describe import faults_of_point
 from loadtest.report.words import (
     MEASURES,
     NO_FIGURE,
@@ -205,18 +206,24 @@ def _point_row(sweep: SweepReport, point: SweepPoint) -> list[str]:
         figure(ttft.p99 if ttft else None),
         figure(tpot.p50 if tpot else None),
         figure(summary.sustained_tok_s),
-        percent(summary.slo_attainment),
+        _attainment(point),
         f"{summary.failed:,}",
         ", ".join(point_remarks(sweep, point)),
     ]
 
 
+def _attainment(point: SweepPoint) -> str:
+    found, interval = percent(point.run.summary.slo_attainment), point.attainment
+    return found if interval is None else f"{found}\n{interval.low * 100:.0f}–{interval.high * 100:.0f}"
+
+
 def point_remarks(sweep: SweepReport, point: SweepPoint) -> list[str]:
     """What a point is, in a word or two each."""
     remarks = {
+        "not sustained": not point.sustained,
         "limit": sweep.lowest_beyond_slo is not None and point.value == sweep.highest_within_slo,
         "knee": point.value == sweep.knee,
-        "untrusted": bool(faults_of(point.run)),
+        "untrusted": bool(faults_of_point(point.run)),
     }
     return [remark for remark, holds in remarks.items() if holds]
 

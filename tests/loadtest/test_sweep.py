@@ -120,6 +120,60 @@ def test_a_load_that_meets_the_slo_above_one_that_does_not_is_a_surprise() -> No
     assert sweep.limit() == SloLimit(1, 2, (3,))
 
 
+# ---- what so few requests can show -----------------------------------------------------------------
+
+
+def counted(limit: float, num_requests: int) -> Server:
+    """Fewer requests keep the SLO the higher the load: at ``limit`` it is nine of ten."""
+
+    def point(value: float) -> Point:
+        share = max(0.0, 1 - 0.1 * (value / limit) ** 3)
+        return Point(
+            value, 100 * value, round(share * num_requests) / num_requests, num_requests=num_requests
+        )
+
+    return point
+
+
+@pytest.mark.parametrize("num_requests", [50, 200, 2000])
+def test_the_limit_is_not_known_better_than_the_requests_tell(num_requests: int) -> None:
+    sweep = sweep_over(counted(5.0, num_requests), [1])
+    found = sweep.limit()
+    assert found.within is not None
+    assert found.beyond is not None
+    assert found.within < 5 < found.beyond
+    for point in sweep.points:
+        assert point.interval is not None
+        if point.value in found.in_doubt:
+            assert point.interval.low < 0.9 <= point.interval.high
+    assert len(sweep.points) <= MOST_POINTS
+
+
+def test_more_requests_narrow_it() -> None:
+    ratios = []
+    for num_requests in (50, 200, 5000):
+        found = sweep_over(counted(5.0, num_requests), [1]).limit()
+        assert found.within is not None and found.beyond is not None
+        ratios.append(found.beyond / found.within)
+    assert ratios == sorted(ratios, reverse=True)
+    assert ratios[0] > 1.5 * ratios[-1]
+
+
+def test_a_lowest_load_in_doubt_is_halved_once() -> None:
+    sweep = sweep_over(lambda value: Point(value, value, 0.94, num_requests=50), [4])
+    assert values(sweep)[0] == 2
+    assert sweep.limit().within is None
+    assert sweep.limit().in_doubt == tuple(values(sweep))
+
+
+def test_a_load_that_the_server_does_not_bear_is_missed_however_good_its_requests_were() -> None:
+    sweep = sweep_over(lambda value: Point(value, 100 * min(value, 7), 1.0, is_sustained=value <= 7), [1])
+    found = sweep.limit()
+    assert found.within is not None
+    assert found.beyond is not None
+    assert found.within <= 7 < found.beyond <= 1.1 * found.within + 0.01
+
+
 def test_a_server_that_answers_nothing_meets_nothing() -> None:
     sweep = sweep_over(lambda value: Point(value, 0.0, None), [4])
     assert sweep.limit().within is None
@@ -153,6 +207,13 @@ def test_kneedle_on_the_curve_of_its_paper() -> None:
 )
 def test_where_there_is_no_knee(loads: list[float], outputs: list[float]) -> None:
     assert kneedle(loads, outputs) is None
+
+
+def test_a_flat_curve_with_noise_has_no_knee() -> None:
+    for seed in range(50):
+        draws = random.Random(seed)
+        outputs = [100 * draws.uniform(0.98, 1.02) for _ in range(7)]
+        assert kneedle([1, 2, 4, 8, 16, 32, 64], outputs) is None
 
 
 def test_what_falls_when_it_is_overloaded_has_its_knee_where_it_was_best() -> None:

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from loadtest.cli import main
-from loadtest.describe import exit_status
+from loadtest.describe import exit_status, faults_of_point
 from loadtest.results import CompareReport, Repeat, Report, RunReport, SweepReport
 from tests.support.scripted_openai import Reply, Script, ScriptedServer, scripted_openai
 
@@ -50,7 +50,10 @@ class Ended:
 
 def tideload(folder: Path, command: str, *arguments: str) -> Ended:
     path = folder / "out.json"
-    result = CliRunner().invoke(main, [command, "--json", str(path), *arguments])
+    words = [command, "--json", str(path), *arguments]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["tideload", *words])
+        result = CliRunner().invoke(main, words)
     return Ended(result.exit_code, result.output, path)
 
 
@@ -71,8 +74,7 @@ def test_a_run_asks_what_it_was_told_to_and_writes_what_it_found(
 ) -> None:
     way = ("--endpoint", endpoint, "--transport", transport)
     ended, report = run(tmp_path, server, "--rate", "40", "--num-requests", "12", *way)
-    assert ended.status in (0, 3), ended.output
-    assert ended.status == exit_status(report)
+    assert ended.status == (0 if report.schedule.on_schedule else 3), ended.output
     assert (report.summary.completed, report.summary.failed) == (12, 0)
     assert report.summary.completion_tokens == 96
     assert report.usage.within
@@ -154,10 +156,29 @@ def test_a_warm_up_that_failed_is_none(tmp_path: Path, server: ScriptedServer) -
 
 def test_no_secret_gets_into_a_report(tmp_path: Path, server: ScriptedServer) -> None:
     server.rewrite(Script(replies=[QUICK], key="s3cret"))
-    secret = ("--api-key", "s3cret", "--header", "X-Other: s3cret-too")
+    secret = ("--api-key", "s3cret", "--header", "X-Other: s3cret-too", "--extra-body", '{"my_key":"s3cret"}')
     ended, report = run(tmp_path, server, "--num-requests", "2", *secret)
     assert report.summary.completed == 2
+    assert report.tool.arguments[-6:] == [
+        "--api-key", "***", "--header", "X-Other: ***", "--extra-body", '{"my_key":"***"}',
+    ]  # fmt: skip
     assert "s3cret" not in ended.text + ended.output
+
+
+def test_as_in_vllm_a_cap_without_a_rate_is_so_many_users(tmp_path: Path, server: ScriptedServer) -> None:
+    _, report = run(tmp_path, server, "--max-concurrency", "4", "--num-requests", "12")
+    assert report.schedule.peak_concurrency == 4
+    assert report.label.startswith("4 users; ")
+
+
+def test_users_send_until_their_time_is_over(tmp_path: Path, server: ScriptedServer) -> None:
+    _, report = run(tmp_path, server, "--concurrency", "2", "--duration", "0.5")
+    rows = report.repeats[0].requests
+    assert max(row.ended_ms or 0 for row in rows) > 490
+    assert max(row.intended_ms for row in rows) < 500
+    assert {row.outcome for row in rows} == {"completed"}
+    assert (report.workload["duration_s"], report.workload["num_requests"]) == (0.5, None)
+    assert not any("before their time" in note for note in report.notes)
 
 
 @pytest.mark.case("G7")
@@ -184,7 +205,11 @@ def test_where_nothing_is_answered_it_ends_with_code_1(tmp_path: Path, server: S
     assert "busy" in refused.output
 
 
-def test_ctrl_c_keeps_what_was_done(tmp_path: Path, server: ScriptedServer) -> None:
+@pytest.mark.parametrize("numbers", [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM]])
+def test_a_stop_keeps_what_was_done(
+    tmp_path: Path, server: ScriptedServer, numbers: list[signal.Signals]
+) -> None:
+    """The last as `timeout` does it, which tells a process and then its group."""
     path = tmp_path / "out.json"
     command = [
         sys.executable,
@@ -203,7 +228,8 @@ def test_ctrl_c_keeps_what_was_done(tmp_path: Path, server: ScriptedServer) -> N
         while sum(record.ended_at is not None for record in server.records()) < 40:
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
+        for number in numbers:
+            process.send_signal(number)
         assert process.wait(60) == 130
     report = msgspec.json.decode(path.read_bytes(), type=Report)
     assert isinstance(report, RunReport)
@@ -222,8 +248,45 @@ def test_a_sweep_finds_where_the_server_is_full(tmp_path: Path, server: Scripted
     assert [point.value for point in report.points] == [1, 2, 4, 8, 16]
     assert [len(point.run.repeats[0].requests) for point in report.points] == [16, 16, 16, 32, 64]
     assert report.knee in (2, 4)
-    assert report.highest_within_slo == 16
+    is_there = not faults_of_point(report.points[-1].run)
+    assert (report.highest_within_slo == 16) is is_there
     assert ended.status == exit_status(report)
+
+
+def test_a_load_that_the_cap_holds_back_is_beyond_the_limit(tmp_path: Path, server: ScriptedServer) -> None:
+    server.rewrite(Script(replies=[Reply(first_s=0.01)]))
+    loads = ("--rate", "20", "--rate", "400", "--points", "2", "--duration", "0.2", "--num-requests", "20")
+    cap = ("--max-concurrency", "1", "--arrival", "constant", "--slo", "ttft=10s", "--attainment", "0.8")
+    ended = tideload(tmp_path, "sweep", "--base-url", server.url, *SMALL, *loads, *cap)
+    report = ended.report
+    assert isinstance(report, SweepReport)
+    low, high = report.points
+    assert high.run.summary.slo_attainment == 1
+    assert high.run.schedule.capped > 0
+    assert not high.sustained
+    late = [bool(faults_of_point(point.run)) for point in (low, high)]
+    assert low.meets_slo is (None if late[0] else True)
+    assert high.meets_slo is (None if late[1] else False)
+    assert ended.status == (3 if any(late) else 0)
+
+
+def test_servers_with_other_windows_are_asked_the_same(
+    tmp_path: Path, servers: tuple[ScriptedServer, ScriptedServer]
+) -> None:
+    for server, window, cost in zip(servers, (4096, 100), (10, 4), strict=True):
+        server.rewrite(Script(replies=[QUICK], window=window, first_cost=cost))
+    few = ("--rounds", "2", "--num-requests", "6", "--warmup", "0", "--output-len", "8")
+    a, b = (server.url for server in servers)
+    report = tideload(tmp_path, "compare", a, b, *few, "--input-len", "uniform:20:300").report
+    assert isinstance(report, CompareReport)
+    asked = [
+        [(row.input_len, row.output_len) for row in repeat.requests]
+        for run in (report.a, report.b)
+        for repeat in run.repeats[:1]
+    ]
+    assert asked[0] == asked[1]
+    assert max(length for length, _ in asked[0]) <= 92
+    assert report.a.usage.within and report.b.usage.within
 
 
 def test_a_comparison_sees_which_server_is_slower(
