@@ -14,7 +14,7 @@ from loadtest.report.over_time import some_of
 from loadtest.report.plots import parts_of, write_pngs
 from loadtest.report.style import NARROW, PALETTE, WIDE, Sheet, ramp
 from loadtest.report.words import percent
-from loadtest.results import Distribution, Report, RequestRow, Series
+from loadtest.results import Distribution, Interval, Report, RequestRow, Series
 from tests.support.load_reports import Setting, compare_report, run_report, sweep_report
 
 SMALL = Setting(num_requests=30)
@@ -170,6 +170,14 @@ def test_sweeps_and_comparisons_are_drawn(sheet: Sheet) -> None:
     drawn(sweep_report(SMALL, rates=(4,)), "load", sheet)
     drawn(sweep_report(SMALL, rates=(1, 2)), "distributions", sheet)
     drawn(compare_report(SMALL), "ratios", sheet)
+
+
+def test_what_b_has_none_of_is_drawn_at_the_edge() -> None:
+    report = compare_report(SMALL)
+    none = structs.replace(
+        report.ratios[0], b=0.0, ratio=0.0, interval=Interval(0.0, 0.0), difference="worse"
+    )
+    drawn(structs.replace(report, ratios=[none, *report.ratios[1:]]), "ratios", WIDE)
 
 
 def test_what_a_server_is_called_is_no_formula() -> None:
