@@ -220,7 +220,7 @@ def _attainment(point: SweepPoint) -> str:
 def point_remarks(sweep: SweepReport, point: SweepPoint) -> list[str]:
     """What a point is, in a word or two each."""
     remarks = {
-        "not sustained": not point.sustained,
+        "not borne": not point.sustained,
         "limit": sweep.lowest_beyond_slo is not None and point.value == sweep.highest_within_slo,
         "knee": point.value == sweep.knee,
         "untrusted": bool(faults_of_point(point.run)),
