@@ -106,6 +106,27 @@ def test_what_stays_in_memory_is_never_written_to_disk(write: str) -> None:
     assert not on_disk & private
 
 
+def test_what_stays_in_memory_does_so_though_its_name_is_lost_while_it_is_copied_to_host() -> None:
+    """As by a copy of the same block that turns out to be corrupt."""
+    engine = SmallEngine(num_blocks=12, host_blocks=16, disk_blocks=200, write="through")
+    engine.link.hold()
+    engine.add("private", prompt(1), max_tokens=1, retention=IN_MEMORY, kv_quota=1.0)
+    for _ in range(4):
+        engine.step()
+    private = {name for name, _ in engine.tiers.device.named_blocks()}
+    assert any(job.label is not None and job.label.name in private for job in engine.tiers.jobs())
+    for name in private:
+        engine.tiers.device.forget(name)
+    engine.link.release()
+    engine.run()
+    assert private & {name for name, _ in engine.tiers.pool(Tier.HOST).named_blocks()}
+    for _ in range(8):
+        crowd(engine, 4)
+    engine.core.close(1000.0)
+    on_disk = {label.name for label in engine.memory.disk_table.values()}
+    assert on_disk and not on_disk & private
+
+
 def test_what_stays_in_memory_is_on_host_for_its_time() -> None:
     engine = SmallEngine(num_blocks=12, host_blocks=24, disk_blocks=200, write="through")
     engine.add("private", prompt(1), max_tokens=1, retention=IN_MEMORY, session="s", kv_quota=0.25)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tiering.block_pool import BlockPool
+from tiering.outlook import BlockUse
 from tiering.policies.write import WritePolicy
 from tiering.types import (
     BlockHash,
@@ -85,6 +86,7 @@ class Tiers:
         self._writes = writes or {}
         self._max_sequence_blocks = max_sequence_blocks
         self._jobs: dict[TransferId, TransferJob] = {}
+        self._uses: dict[TransferId, BlockUse | None] = {}  # of sources, when the moves began
         self._num_of_kind: Counter[TransferKind] = Counter()
         self._background: set[TransferId] = set()
         self._num_background: Counter[TransferKind] = Counter()
@@ -125,6 +127,7 @@ class Tiers:
         self._num_of_kind[kind] += 1
         job = TransferJob(TransferId(self._num_moves), kind, source, target, label)
         self._jobs[job.transfer_id] = job
+        self._uses[job.transfer_id] = self._pools[kind.source].use_of(source)
         self._submit.append(job)
         return job.transfer_id
 
@@ -141,9 +144,10 @@ class Tiers:
             self._background.remove(job.transfer_id)
             self._num_background[job.kind] -= 1
         source, target = self._pools[job.kind.source], self._pools[job.kind.target]
+        use_at_begin = self._uses.pop(job.transfer_id)  # the source may have lost its name since
         holder = job.target
         if result.outcome is TransferOutcome.DONE:
-            holder = target.complete_copy_in(job.target, source.use_of(job.source))
+            holder = target.complete_copy_in(job.target, source.use_of(job.source) or use_at_begin)
         else:
             target.abandon_copy_in(job.target)
         source.end_copy_out(job.source)
