@@ -168,7 +168,7 @@ class Bench:
                 plan = self._plan(replace(asked, num_requests=supply(asked, warmed)), load.rate, salt)
             started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
             target = self.seen.target
-            scraper = Scraper(metrics_url(target.base_url), target.headers, clock, self.seen.server.kind)
+            scraper = Scraper(metrics_url(target.address), target.headers, clock, self.seen.server.kind)
             measured = await self._run(plan, driver, clock, title or "run", scraper.watch)
         finally:
             await driver.close()

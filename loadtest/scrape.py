@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import aiohttp
 
 from loadtest.clock import Clock
+from loadtest.drivers.target import Address
 from loadtest.results import Series
 from loadtest.server_measures import MEASURES, Page, series, wanted_lines
 
@@ -19,9 +20,9 @@ _TIMEOUT_S = 5.0
 _LAST_TIMEOUT_S = 1.0  # somebody waits for the end
 
 
-def metrics_url(base_url: str) -> str:
-    """Where servers have the page: beside ``/v1``, not under it."""
-    return base_url.rstrip("/").removesuffix("/v1") + "/metrics"
+def metrics_url(address: Address) -> str:
+    """Where servers have the page."""
+    return f"{address.url}/metrics"
 
 
 class Scraper:

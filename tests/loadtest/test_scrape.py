@@ -11,6 +11,7 @@ from aiohttp import web
 
 from loadtest import scrape
 from loadtest.clock import MonotonicClock
+from loadtest.drivers.target import Target
 from loadtest.scrape import Scraper, metrics_url
 
 
@@ -40,6 +41,10 @@ async def serving(metrics: Metrics) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
+def page_of(base_url: str) -> str:
+    return metrics_url(Target(base_url).address)
+
+
 async def watch_until(scraper: Scraper, metrics: Metrics, num_reads: int) -> None:
     watching = asyncio.create_task(scraper.watch())
     async with asyncio.timeout(30):
@@ -52,7 +57,7 @@ async def watch_until(scraper: Scraper, metrics: Metrics, num_reads: int) -> Non
 
 @pytest.mark.parametrize("base_url", ["http://x:1", "http://x:1/", "http://x:1/v1", "http://x:1/v1/"])
 def test_the_page_is_beside_the_api(base_url: str) -> None:
-    assert metrics_url(base_url) == "http://x:1/metrics"
+    assert page_of(base_url) == "http://x:1/metrics"
 
 
 async def test_pages_are_read_until_the_run_is_over_and_once_more_then(
@@ -62,7 +67,7 @@ async def test_pages_are_read_until_the_run_is_over_and_once_more_then(
     metrics = Metrics()
     async with serving(metrics) as base_url:
         headers = {"Authorization": "Bearer key"}
-        scraper = Scraper(metrics_url(base_url), headers, MonotonicClock(), "tidegate")
+        scraper = Scraper(page_of(base_url), headers, MonotonicClock(), "tidegate")
         await watch_until(scraper, metrics, 3)
     (running,) = scraper.series()
     assert running.values[-1] == len(metrics.keys) >= 4
@@ -74,16 +79,16 @@ async def test_pages_are_read_until_the_run_is_over_and_once_more_then(
 async def test_a_server_without_the_page_has_a_problem_and_no_measures() -> None:
     metrics = Metrics(status=501)
     async with serving(metrics) as base_url:
-        scraper = Scraper(metrics_url(base_url), {}, MonotonicClock(), "llama.cpp")
+        scraper = Scraper(page_of(base_url), {}, MonotonicClock(), "llama.cpp")
         await watch_until(scraper, metrics, 1)
     assert scraper.series() == []
-    assert scraper.problem == f"{metrics_url(base_url)} could not be read: HTTP 501."
+    assert scraper.problem == f"{page_of(base_url)} could not be read: HTTP 501."
 
 
 async def test_nobody_at_the_address_is_a_problem_and_no_error() -> None:
     async with serving(Metrics()) as base_url:
         pass
-    scraper = Scraper(metrics_url(base_url), {}, MonotonicClock(), "tidegate")
+    scraper = Scraper(page_of(base_url), {}, MonotonicClock(), "tidegate")
     watching = asyncio.create_task(scraper.watch())
     async with asyncio.timeout(30):
         while not scraper.problem:
@@ -96,5 +101,5 @@ async def test_nobody_at_the_address_is_a_problem_and_no_error() -> None:
 async def test_a_server_that_is_not_known_is_not_asked() -> None:
     metrics = Metrics()
     async with serving(metrics) as base_url:
-        await Scraper(metrics_url(base_url), {}, MonotonicClock(), "unknown").watch()
+        await Scraper(page_of(base_url), {}, MonotonicClock(), "unknown").watch()
     assert metrics.keys == []
