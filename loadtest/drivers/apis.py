@@ -76,6 +76,11 @@ def api_of(target: Target, options: Options) -> Api:
     return kinds[target.api](target, options)
 
 
+def _is_done(data: bytes) -> bool:
+    """The mark behind the last event, whatever space is around it."""
+    return data[:1] != b"{" and data.strip() == DONE
+
+
 def encoded(body: dict[str, Any]) -> bytes:
     return _ENCODER.encode(body)
 
@@ -166,7 +171,7 @@ class _Chunks:
         return {**body, **_forced(planned, options), **self._target.extra}
 
     def read(self, data: bytes) -> Told:
-        if data == DONE:
+        if _is_done(data):
             return Told(is_last=True)
         try:
             return _read_chunk(self._decoder.decode(data))
@@ -299,19 +304,25 @@ class Responses:
         return {**body, **_forced(planned, self._options), **self._target.extra}
 
     def read(self, data: bytes) -> Told:
-        if data == DONE:
+        if _is_done(data):
             return Told()  # some end so too; the response's own end has come before
         try:
             event = self._decoder.decode(data)
         except (msgspec.DecodeError, RecursionError):
             return Told(failure=NOT_UNDERSTOOD)
         if event.type == _SAID:
-            return Told((Piece(0, event.delta),)) if event.delta else Told()
+            return _said(event.delta)
         if event.type in _UNSAID:
             return Told((Piece(0, ""),)) if event.delta else Told()
         if event.type == "error":
             return _refused(event)
         return Told() if event.response is None else _about(event.type, event.response)
+
+
+def _said(delta: object) -> Told:
+    if not isinstance(delta, str):
+        return Told(failure=NOT_UNDERSTOOD)
+    return Told((Piece(0, delta),)) if delta else Told()
 
 
 def _items(planned: PlannedRequest, past: Sequence[PastTurn]) -> list[dict[str, Any]]:

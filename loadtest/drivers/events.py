@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 CONTENT_TYPE = "text/event-stream"
+_MARK = b"\xef\xbb\xbf"  # that a text in UTF-8 may begin with
 _MAX_EVENT = 64 * 1024 * 1024
 
 
@@ -13,12 +14,14 @@ class EventTooLongError(Exception):
 class EventReader:
     """Gives the data of events; their types and ids, and comments, are passed over.
 
-    Lines end in LF or CRLF. An event that is not followed by an empty line is none.
+    Lines end in LF or CRLF; before the first there may be a byte order mark. An event that is not followed by
+    an empty line is none.
     """
 
     def __init__(self) -> None:
         self._buffer = b""
         self._data: list[bytes] = []
+        self._has_begun = False
 
     def feed(self, body: bytes) -> list[bytes]:
         """The data of each event that is whole now. Raises EventTooLongError."""
@@ -26,6 +29,9 @@ class EventReader:
         self._buffer = lines.pop()
         if len(self._buffer) > _MAX_EVENT:
             raise EventTooLongError
+        if lines and not self._has_begun:
+            self._has_begun = True
+            lines[0] = lines[0].removeprefix(_MARK)
         events = []
         for line in lines:
             if line.endswith(b"\r"):

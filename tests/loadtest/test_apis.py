@@ -154,6 +154,17 @@ def test_the_events_of_a_response() -> None:
     assert read("responses", {"type": "something.new", "delta": {"x": 1}}) == Told()
 
 
+def test_a_response_whose_text_is_none_is_not_understood() -> None:
+    assert read("responses", {"type": "response.output_text.delta", "delta": {"a": 1}}).failure == (
+        "event not understood"
+    )
+
+
+def test_the_last_mark_may_have_space_around_it() -> None:
+    assert api("chat").read(b"[DONE] ").is_last
+    assert api("responses").read(b" [DONE]") == Told()
+
+
 @pytest.mark.parametrize(
     ("kind", "details", "finish"),
     [

@@ -26,6 +26,12 @@ def test_lines_of_one_event_are_joined_and_one_space_is_cut_off() -> None:
     assert EventReader().feed(b"data:a\ndata:  b\n\n") == [b"a\n b"]
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_event() -> None:
+    reader = EventReader()
+    assert reader.feed(b"\xef\xbb") + reader.feed(b"\xbfdata: a\n\n") == [b"a"]
+    assert reader.feed(b"\xef\xbb\xbfdata: b\n\n") == []
+
+
 def test_an_event_that_has_not_ended_is_none_yet() -> None:
     reader = EventReader()
     assert reader.feed(b"data: a\n") == []
