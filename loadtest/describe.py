@@ -53,6 +53,7 @@ def run_notes(report: RunReport, *, salted: bool, dropped: int, ran_out: bool = 
         *_notes_of_tokens(report),
         *_notes_of_cache(report, salted),
         *_notes_of_samples(report),
+        *_notes_of_connections(report),
         *(
             [f"Left out, since they do not fit the server's context window: {dropped} rows."]
             if dropped
@@ -165,6 +166,15 @@ def _notes_of_samples(report: RunReport) -> Iterator[str]:
         )
     if not report.warmup_requests:
         yield "Nothing was warmed up: what a server does once, for its first requests, is in the figures."
+
+
+def _notes_of_connections(report: RunReport) -> Iterator[str]:
+    resent = sum(row.resent > 0 for repeat in report.repeats for row in repeat.requests)
+    if resent:
+        yield (
+            f"The server closed connections as requests were put on them: {resent} of these were sent again,"
+            " on others. What that took is in their latencies."
+        )
 
 
 def load_label(spec: WorkloadSpec, rate: float | None, endpoint: str, transport: str) -> str:

@@ -153,6 +153,7 @@ class RequestRow(Struct, frozen=True, omit_defaults=True):
     pause_ms: float | None = None  # of a slow reader, after each piece
     leave_after: int | None = None  # tokens after which its client was to leave
     finish_reasons: list[str] = []  # of each choice, as far as told
+    resent: int = 0  # times that it was put on another connection, the server being about to close its own
 
 
 class Series(Struct, frozen=True):

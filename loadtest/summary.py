@@ -182,6 +182,7 @@ def _row(timeline: Timeline) -> RequestRow:
         pause_ms=_at_ms(planned.reading.pause_s) or None,
         leave_after=None if math.isinf(planned.reading.leave_after) else int(planned.reading.leave_after),
         finish_reasons=timeline.finish_reasons,
+        resent=timeline.resent,
     )
 
 

@@ -41,6 +41,7 @@ class Timeline:
     intended_at: float
     sent_at: float | None = None  # None: it never was
     capped_s: float = 0.0  # of the time between the two: waiting because max_concurrency was reached
+    resent: int = 0  # times it was put on another connection, because the server was closing the first one
     piece_times: list[list[float]] = field(default_factory=list)  # for each choice, of each piece with text
     piece_tokens: list[list[int]] | None = None  # beside piece_times, where the server tells; else None
     ended_at: float | None = None  # of one that is UNFINISHED, when the run was over; None: never sent

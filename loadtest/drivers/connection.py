@@ -18,6 +18,11 @@ from loadtest.clock import Clock
 from loadtest.drivers.answer import Answer
 from loadtest.drivers.target import Address
 
+_STALE_S = 0.1
+"""A server that closes a connection later than this after a request has had the request."""
+_NARROW_BYTES = 2048
+"""That the kernel holds for a slow reader, which makes twice that of it. Then the server's writes wait."""
+
 
 class Owner(Protocol):
     """Who keeps connections."""
@@ -32,7 +37,7 @@ class Owner(Protocol):
 
 
 class StaleConnectionError(Exception):
-    """The server had closed a connection that was free when a request was put on it; nothing came back."""
+    """The server was closing a free connection as a request was put on it, and has not seen the request."""
 
 
 class ConnectError(Exception):
@@ -40,9 +45,14 @@ class ConnectError(Exception):
 
 
 class Connection(asyncio.Protocol):
-    """``_answer`` and ``_over`` are those of the exchange under way, and None while there is none."""
+    """``is_narrow``: for a slow reader.
 
-    def __init__(self, clock: Clock, owner: Owner) -> None:
+    ``_answer`` and ``_over`` are those of the exchange under way, and None while there is none.
+    ``_may_be_stale``: that exchange is not the first one here, and nothing of its answer has come.
+    """
+
+    def __init__(self, clock: Clock, owner: Owner, *, is_narrow: bool) -> None:
+        self.is_narrow = is_narrow
         self._clock = clock
         self._owner = owner
         self._transport: asyncio.Transport | None = None
@@ -51,6 +61,7 @@ class Connection(asyncio.Protocol):
         self._resting: asyncio.TimerHandle | None = None
         self._was_used = False
         self._may_be_stale = False
+        self._written_at = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -66,6 +77,7 @@ class Connection(asyncio.Protocol):
         self._may_be_stale, self._was_used = self._was_used, True
         self._answer, self._over = answer, over
         self._begin()
+        self._written_at = self._clock.now()
         self._transport.write(request)
         try:
             await over
@@ -114,6 +126,14 @@ class Connection(asyncio.Protocol):
         self._finish()
         self.cut()
 
+    def _lose(self, reason: str, at: float) -> None:
+        """The server has closed the connection: that ends the exchange too, unless it had not begun there."""
+        over = self._over
+        if over is not None and not over.done() and self._may_be_stale and at <= self._written_at + _STALE_S:
+            over.set_exception(StaleConnectionError())
+            self._answer = self._over = None
+        self._fail(reason, at)
+
     def _finish(self) -> None:
         over = self._over
         self._answer = self._over = None
@@ -141,13 +161,14 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        at = self._clock.now()
-        self._may_be_stale = False
-        self._take(data, at)
+        self._take(data, self._clock.now())
 
     def eof_received(self) -> bool:
-        if not self._may_be_stale:
-            self._take_end(self._clock.now())
+        at = self._clock.now()
+        if self._may_be_stale:
+            self._lose("connection closed", at)
+        else:
+            self._take_end(at)
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -156,13 +177,8 @@ class Connection(asyncio.Protocol):
         if self._resting is not None:
             self._resting.cancel()
             self._resting = None
-        if self._over is None:
-            return
-        if self._may_be_stale:
-            self._over.set_exception(StaleConnectionError())
-            self._answer = self._over = None
-        else:
-            self._fail("connection closed" if error is None else loss_reason(error), at)
+        if self._over is not None:
+            self._lose("connection closed" if error is None else loss_reason(error), at)
 
 
 def loss_reason(error: Exception) -> str:
@@ -192,14 +208,14 @@ class Dialer:
         self._tls = ssl.create_default_context() if address.uses_tls else None
         self._found: list[tuple[int, str]] = []  # family, numeric host
 
-    async def dial(self, make: Callable[[], Dialled]) -> Dialled:
+    async def dial(self, make: Callable[[], Dialled], *, is_narrow: bool) -> Dialled:
         """Raises ConnectError."""
         if not self._found:
             self._found = await self._look_up()
         error: OSError | None = None
         for place in list(self._found):
             try:
-                return await self._connect(make, *place)
+                return await self._connect(make, *place, is_narrow)
             except OSError as this:
                 error = this
                 self._found = [*self._found[1:], self._found[0]]  # the next one first, from now on
@@ -214,9 +230,27 @@ class Dialer:
             raise ConnectError("host not found") from None
         return [(family, str(place[0])) for family, _, _, _, place in found]
 
-    async def _connect(self, make: Callable[[], Dialled], family: int, host: str) -> Dialled:
+    async def _connect(self, make: Callable[[], Dialled], family: int, host: str, is_narrow: bool) -> Dialled:
+        loop, port = asyncio.get_running_loop(), self._address.port
         name = self._address.host if self._tls else None
-        _, protocol = await asyncio.get_running_loop().create_connection(
-            make, host, self._address.port, family=family, ssl=self._tls, server_hostname=name
-        )
+        if is_narrow:
+            narrow = await _narrow_socket(family, host, port)
+            _, protocol = await loop.create_connection(make, sock=narrow, ssl=self._tls, server_hostname=name)
+        else:
+            _, protocol = await loop.create_connection(
+                make, host, port, family=family, ssl=self._tls, server_hostname=name
+            )
         return protocol
+
+
+async def _narrow_socket(family: int, host: str, port: int) -> socket.socket:
+    """Connected; the size must be known before, since that is when the server is told of it."""
+    narrow = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        narrow.setblocking(False)
+        narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _NARROW_BYTES)
+        await asyncio.get_running_loop().sock_connect(narrow, (host, port))
+    except BaseException:
+        narrow.close()
+        raise
+    return narrow

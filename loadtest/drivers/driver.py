@@ -2,7 +2,8 @@
 
 Runs on the event loop. Blocks: never. A connection is made when a request finds none free; what that takes
 is part of the request's latency, as it is for a user. A request that finds the connection closed, which the
-server may do at any time between two, is put on another one, and its latency goes on.
+server may do at any time between two, is put on another one; its latency goes on, and its timeline says so.
+Slow readers have connections of their own, on which the kernel holds next to nothing for them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from loadtest.drivers.ws import WsTransport
 from loadtest.plan import PlannedRequest
 from loadtest.timeline import Timeline
 
+_OPEN_S = 30.0  # that a server may take to agree to a first connection
+
 
 class Transport(Protocol):
     """How bodies travel."""
@@ -31,7 +34,7 @@ class Transport(Protocol):
         """What to write on a connection."""
         ...
 
-    async def connect(self, owner: Owner) -> Connection:
+    async def connect(self, owner: Owner, *, is_narrow: bool) -> Connection:
         """Raises ConnectError."""
         ...
 
@@ -54,17 +57,22 @@ class ServerDriver:
         self._api = api_of(target, options)
         kind = SseTransport if target.transport == "sse" else WsTransport
         self._transport: Transport = kind(target, self._api.path, clock)
-        self._free: list[Connection] = []
+        self._free: dict[bool, list[Connection]] = {False: [], True: []}  # by whether they are narrow
         self._all: set[Connection] = set()
         self._all_closed = asyncio.Event()
 
     async def open(self) -> None:
         """Make a first connection. Raises ServerUnreachableError."""
+        url, patience_s = self._target.address.url, min(_OPEN_S, self._target.timeout_s)
         try:
-            self._free.append(await self._connect())
+            async with asyncio.timeout(patience_s):
+                self.take_back(await self._connect(is_narrow=False))
         except ConnectError as error:
-            url = self._target.address.url
             raise ServerUnreachableError(f"Nothing can be asked at {url}: {error}.") from None
+        except TimeoutError:
+            raise ServerUnreachableError(
+                f"Nothing can be asked at {url}: no connection after {patience_s:g} s."
+            ) from None
 
     async def close(self) -> None:
         for connection in self._all:
@@ -86,31 +94,33 @@ class ServerDriver:
         timeline.sent_at = self._clock.now()
         try:
             async with asyncio.timeout(self._target.timeout_s):
-                await self._exchange(request, answer)
+                await self._exchange(request, answer, timeline)
         except TimeoutError:
             answer.fail("timeout", self._clock.now())
         except ConnectError as error:
             answer.fail(str(error), self._clock.now())
         return answer.turn()
 
-    async def _exchange(self, request: bytes, answer: Answer) -> None:
+    async def _exchange(self, request: bytes, answer: Answer, timeline: Timeline) -> None:
         """On a free connection; if that turns out to be stale, on another. A new one cannot be."""
+        is_narrow = timeline.planned.reading.pause_s > 0
         while True:
-            connection = self._taken() or await self._connect()
+            connection = self._taken(is_narrow) or await self._connect(is_narrow=is_narrow)
             try:
                 await connection.carry(request, answer)
                 return
             except StaleConnectionError:
-                continue
+                timeline.resent += 1
 
-    def _taken(self) -> Connection | None:
-        while self._free:
-            if (connection := self._free.pop()).is_open:
+    def _taken(self, is_narrow: bool) -> Connection | None:
+        free = self._free[is_narrow]
+        while free:
+            if (connection := free.pop()).is_open:
                 return connection
         return None
 
-    async def _connect(self) -> Connection:
-        connection = await self._transport.connect(self)
+    async def _connect(self, *, is_narrow: bool) -> Connection:
+        connection = await self._transport.connect(self, is_narrow=is_narrow)
         if not connection.is_open:
             raise ConnectError("connection closed")
         self._all.add(connection)
@@ -122,7 +132,7 @@ class ServerDriver:
     # ---- Owner ----------------------------------------------------------------------------------
 
     def take_back(self, connection: Connection) -> None:
-        self._free.append(connection)
+        self._free[connection.is_narrow].append(connection)
 
     def forget(self, connection: Connection) -> None:
         self._all.discard(connection)

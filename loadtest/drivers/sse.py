@@ -17,7 +17,9 @@ from loadtest.drivers.http_reader import BadHttpError, Head, ResponseReader
 from loadtest.drivers.target import Target
 
 _MAX_REFUSAL = 64 * 1024
-_ENDING_S = 1.0  # that a response may still be open after its answer's last event
+_PLAIN = ("", "identity")
+_PATIENCE_S = 0.002  # with the end of a response whose answer is over: mostly it is on its way
+_ENDING_S = 1.0  # after which such a response is cut off
 
 
 def request_head(
@@ -43,20 +45,22 @@ class SseTransport:
         self._dialer = Dialer(target.address)
 
     def request(self, body: bytes) -> bytes:
-        headers = {"content-type": "application/json", "accept": CONTENT_TYPE}
+        headers = {"content-type": "application/json", "accept": CONTENT_TYPE, "accept-encoding": "identity"}
         return request_head("POST", self._path, self._target, headers, length=len(body)) + body
 
-    async def connect(self, owner: Owner) -> Connection:
+    async def connect(self, owner: Owner, *, is_narrow: bool) -> Connection:
         """Raises ConnectError."""
-        return await self._dialer.dial(lambda: _SseConnection(self._clock, owner))
+        return await self._dialer.dial(
+            lambda: _SseConnection(self._clock, owner, is_narrow=is_narrow), is_narrow=is_narrow
+        )
 
 
 class _SseConnection(Connection):
-    """Between exchanges ``_response`` is None."""
+    """Between exchanges ``_response`` is None. One that outlasts its exchange is read to its end."""
 
     _response: ResponseReader | None = None
     _head: Head | None = None
-    _ending: asyncio.TimerHandle | None = None
+    _ending: asyncio.TimerHandle | None = None  # what is done if the end of the response does not come
 
     def _begin(self) -> None:
         self._response, self._head = ResponseReader(), None
@@ -69,6 +73,7 @@ class _SseConnection(Connection):
         if response is None:
             self.cut()  # nobody asked for it
             return
+        self._may_be_stale = False
         try:
             body = response.feed(data)
             if self._head is None and response.head is not None:
@@ -92,12 +97,21 @@ class _SseConnection(Connection):
             self._finish()
             self.cut()
         elif self._ending is None:
-            self._ending = asyncio.get_running_loop().call_later(_ENDING_S, self.cut)
+            self._ending = asyncio.get_running_loop().call_later(_PATIENCE_S, self._go_on_without)
+
+    def _go_on_without(self) -> None:
+        """Whoever asked goes on; the connection cannot before it has come to its end."""
+        self._ending = asyncio.get_running_loop().call_later(_ENDING_S, self.cut)
+        self._finish()
 
     def _take_head(self, head: Head, at: float) -> None:
         self._head = head
-        if head.status == 200 and not head.headers.get("content-type", "").startswith(CONTENT_TYPE):
+        if head.status != 200:
+            return
+        if not head.headers.get("content-type", "").startswith(CONTENT_TYPE):
             self._fail("not a stream", at)
+        elif head.headers.get("content-encoding", "").lower() not in _PLAIN:
+            self._fail("compressed stream", at)
 
     def _take_body(self, body: bytes, at: float) -> None:
         assert self._head is not None

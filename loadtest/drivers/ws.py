@@ -19,6 +19,8 @@ from loadtest.drivers.target import Target
 
 _CREATE = b'{"type":"response.create",'
 _NORMAL = (1000).to_bytes(2)
+_GOING = frozenset((1000, 1001, 1005))
+"""Codes of a server that ends a connection for reasons of its own, not because of what was asked."""
 
 
 def _mask() -> bytes:
@@ -37,10 +39,13 @@ class WsTransport:
     def request(self, body: bytes) -> bytes:
         return frame(Opcode.TEXT, _CREATE + body[1:], _mask())
 
-    async def connect(self, owner: Owner) -> Connection:
+    async def connect(self, owner: Owner, *, is_narrow: bool) -> Connection:
         """Raises ConnectError."""
         key = base64.b64encode(os.urandom(16))
-        connection = await self._dialer.dial(lambda: _WsConnection(self._clock, owner, accept_of(key)))
+        connection = await self._dialer.dial(
+            lambda: _WsConnection(self._clock, owner, accept_of(key), is_narrow=is_narrow),
+            is_narrow=is_narrow,
+        )
         headers = {
             "connection": "Upgrade",
             "upgrade": "websocket",
@@ -54,8 +59,8 @@ class WsTransport:
 class _WsConnection(Connection):
     """``_handshake`` is there until the server has agreed to it; then all that comes are frames."""
 
-    def __init__(self, clock: Clock, owner: Owner, accept: str) -> None:
-        super().__init__(clock, owner)
+    def __init__(self, clock: Clock, owner: Owner, accept: str, *, is_narrow: bool) -> None:
+        super().__init__(clock, owner, is_narrow=is_narrow)
         self._accept = accept
         self._handshake: ResponseReader | None = ResponseReader()
         self._upgraded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -85,6 +90,8 @@ class _WsConnection(Connection):
         except BadFrameError:
             self._fail("not a websocket", at)
             return
+        if came.messages or came.close_code not in _GOING:
+            self._may_be_stale = False
         for payload in came.pings:
             self._write(Opcode.PONG, payload)
         answer = self._answer
@@ -95,7 +102,7 @@ class _WsConnection(Connection):
                 self._release(is_whole=answer.was_ended)
         if came.close_code is not None:
             self._write(Opcode.CLOSE, _NORMAL)
-            self._fail(f"websocket closed {came.close_code}", at)
+            self._lose(f"websocket closed {came.close_code}", at)
 
     def _release(self, *, is_whole: bool) -> None:
         """A response that goes on though nobody waits for it would be taken for the next one's."""

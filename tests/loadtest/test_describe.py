@@ -116,6 +116,13 @@ def test_one_repeat_kept_caches_and_dropped_rows_are_said() -> None:
     assert "context window: 12 rows" in notes(run, dropped=12)
 
 
+def test_requests_that_were_sent_again_are_counted() -> None:
+    run = report()
+    repeat = run.repeats[0]
+    requests = [replace(row, resent=2 * (row.index < 3)) for row in repeat.requests]
+    assert ": 3 of these were sent again" in notes(replace(run, repeats=[replace(repeat, requests=requests)]))
+
+
 def test_a_server_that_falls_behind_is_told_from_one_that_keeps_up() -> None:
     growing = [100.0 + 50 * index for index in range(60)]
     assert "The server fell behind" in notes(report(growing))

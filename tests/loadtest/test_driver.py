@@ -178,6 +178,7 @@ async def test_failures_have_names_and_the_next_request_is_not_hurt(
         (RAW.format("application/json"), "not a stream"),
         ("SSH-2.0-OpenSSH\r\n\r\n", "not http"),
         (RAW.format("text/event-stream"), "stream cut"),
+        (RAW.format("text/event-stream\r\nContent-Encoding: gzip"), "compressed stream"),
         ("HTTP/1.1 307 -\r\nLocation: /\r\nContent-Length: 0\r\n\r\n", "http 307"),
         ("HTTP/1.1 500 -\r\nContent-Length: 99\r\n\r\nhalf", "http 500"),
     ],
@@ -188,6 +189,32 @@ async def test_what_is_no_answer_at_all(process: ScriptedServer, raw: str, reaso
     timeline, _ = await drive.ask()
     await drive.driver.close()
     assert timeline.reason == reason
+
+
+@pytest.mark.parametrize("body", ["\ufeffdata: {}\n\ndata: [DONE]\n\n", "data: {}\n\ndata: [DONE] \n\n"])
+async def test_marks_and_spaces_around_events_cost_nothing(process: ScriptedServer, body: str) -> None:
+    chunk = '{"choices":[{"delta":{"content":"a"},"finish_reason":"length"}]}'
+    raw = f"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n{body.format(chunk)}"
+    process.rewrite(Script(replies=(Reply(raw=raw),)))
+    drive = Drive(process, options=Options())
+    timeline, turn = await drive.ask()
+    await drive.driver.close()
+    assert timeline.reason == ""
+    assert turn is not None and turn.answered == "a"
+
+
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[-1]])
+async def test_a_server_that_agrees_to_no_connection_is_waited_for_only_so_long(
+    way: tuple[ApiName, TransportName],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        drive = Drive(ScriptedServer(deaf.getsockname()[1], 0), way, timeout_s=0.2)
+        if way[1] == "ws":
+            with pytest.raises(ServerUnreachableError, match="no connection after"):
+                await drive.driver.open()
+        timeline, _ = await drive.ask()
+        await drive.driver.close()
+    assert timeline.reason == "timeout"
 
 
 async def test_nobody_there() -> None:
@@ -236,31 +263,74 @@ async def test_a_connection_is_used_again(
     assert connections[0] in connections[3:]
 
 
-async def test_a_response_that_does_not_end_after_its_last_event_holds_up_nobody_for_long(
-    process: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ends_in_s", [0.05, 60.0])
+async def test_who_has_his_answer_does_not_wait_for_the_end_of_its_response(
+    process: ScriptedServer, monkeypatch: pytest.MonkeyPatch, ends_in_s: float
 ) -> None:
-    monkeypatch.setattr("loadtest.drivers.sse._ENDING_S", 0.05)
-    process.rewrite(Script(replies=(Reply(stays_open=True), Reply())))
+    monkeypatch.setattr("loadtest.drivers.sse._ENDING_S", ends_in_s)
+    process.rewrite(Script(replies=(Reply(stays_open=True), Reply(), Reply())))
     drive = Drive(process)
     timeline, _ = await drive.ask()
     later, _ = await drive.ask()
+    await asyncio.sleep(0.1)
+    last, _ = await drive.ask()
     await drive.driver.close()
-    assert (timeline.outcome, later.outcome) == (Outcome.COMPLETED, Outcome.COMPLETED)
+    assert {one.outcome for one in (timeline, later, last)} == {Outcome.COMPLETED}
     assert timeline.ended_at is not None and later.sent_at is not None
-    assert later.sent_at - timeline.ended_at >= 0.04  # its end is stamped when it came
-    assert len({record.connection for record in process.records()}) == 2
+    assert later.sent_at - timeline.ended_at < 30
+    first, *others = [record.connection for record in process.records()]
+    assert set(others) == {others[0]} != {first}
+
+
+async def test_the_connection_of_a_response_that_ended_late_is_used_again(process: ScriptedServer) -> None:
+    process.rewrite(Script(replies=(Reply(end_late_s=0.05),)))
+    drive = Drive(process)
+    first, second = [(await drive.ask())[0] for _ in range(2)]
+    await asyncio.sleep(0.2)
+    await asyncio.gather(*(drive.ask() for _ in range(2)))
+    await drive.driver.close()
+    assert first.ended_at is not None and second.sent_at is not None
+    connections = [record.connection for record in process.records()]
+    assert connections[0] != connections[1]  # the end of the first was still to come
+    assert set(connections[2:]) == set(connections[:2])
 
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_request_on_a_connection_that_was_just_closed_is_put_on_another(
     process: ScriptedServer, way: tuple[ApiName, TransportName]
 ) -> None:
-    process.rewrite(Script(drops_reused=True))
+    process.rewrite(Script(drops_reused_s=0.0))
     drive = Drive(process, way)
-    outcomes = [(await drive.ask())[0].outcome for _ in range(3)]
+    timelines = [(await drive.ask())[0] for _ in range(3)]
     await drive.driver.close()
-    assert outcomes == [Outcome.COMPLETED] * 3
+    assert [timeline.outcome for timeline in timelines] == [Outcome.COMPLETED] * 3
+    assert [timeline.resent for timeline in timelines] == [0, 1, 1]
     assert len({record.connection for record in process.records()}) == 3
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_request_that_the_server_has_had_for_a_while_is_lost_with_its_connection(
+    process: ScriptedServer, way: tuple[ApiName, TransportName]
+) -> None:
+    """It may have died of it: sent again, nobody would know."""
+    process.rewrite(Script(drops_reused_s=0.3))
+    drive = Drive(process, way)
+    (first, _), (second, _) = await drive.ask(), await drive.ask()
+    await drive.driver.close()
+    assert first.outcome is Outcome.COMPLETED
+    assert (second.outcome, second.reason, second.resent) == (Outcome.FAILED, "connection closed", 0)
+
+
+@pytest.mark.parametrize(("code", "reason"), [(1001, ""), (1008, "websocket closed 1008")])
+async def test_a_websocket_that_goes_is_told_from_one_that_minds_the_request(
+    process: ScriptedServer, code: int, reason: str
+) -> None:
+    process.rewrite(Script(drops_reused_s=0.0, close_code=code))
+    drive = Drive(process, ("responses", "ws"))
+    (first, _), (second, _) = await drive.ask(), await drive.ask()
+    await drive.driver.close()
+    assert first.outcome is Outcome.COMPLETED
+    assert (second.reason, second.resent) == (reason, 0 if reason else 1)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -337,6 +407,26 @@ async def test_a_slow_reader_takes_his_time(
     came = timeline.piece_times[0]
     assert len(came) == 12
     assert came[-1] - came[0] > 2 * (record.written_at[0][-1] - record.written_at[0][0])
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_servers_writes_wait_for_a_slow_reader_and_for_no_other(
+    process: ScriptedServer, way: tuple[ApiName, TransportName]
+) -> None:
+    """The answer would fit into the buffers that an ordinary connection has."""
+    process.rewrite(Script(replies=(Reply(word="long" * 300),), send_buffer=4096))
+    drive = Drive(process, way)
+    read = [
+        (await drive.ask(output_len=40, reading=reading))[0]
+        for reading in (READ_ALL, Reading(pause_s=0.01), READ_ALL)
+    ]
+    records = process.records()
+    await drive.driver.close()
+    assert [timeline.outcome for timeline in read] == [Outcome.COMPLETED] * 3
+    wrote_s = [record.written_at[0][-1] - record.written_at[0][0] for record in records]
+    came = read[1].piece_times[0]
+    assert wrote_s[1] > 0.5 * (came[-1] - came[0]) > 2 * max(wrote_s[0], wrote_s[2])
+    assert records[0].connection == records[2].connection != records[1].connection
 
 
 # ---- conversations -----------------------------------------------------------------------------

@@ -302,6 +302,12 @@ def test_a_row_says_what_explains_it() -> None:
     assert not {"n", "pause_ms", "leave_after", "capped_ms"} & set(msgspec.to_builtins(plain))
 
 
+def test_a_row_says_that_its_request_was_sent_again() -> None:
+    run = run_plan(open_plan(requests([0.0, 1.0])), steady(0.5)).measured
+    run.timelines[1].resent = 1
+    assert [row.resent for row in rows(run)] == [0, 1]
+
+
 def test_all_of_it_goes_through_json_and_back() -> None:
     run = run_plan(closed_plan(requests([None] * 40), users=3), random_answers(3))
     measured = run.measured

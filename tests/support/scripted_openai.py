@@ -12,9 +12,11 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
+
+_LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +38,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     raw: str = ""  # answered as it is, whatever it is, and closed
     tells_usage: bool = True
     stays_open: bool = False  # the HTTP response does not end with the answer
+    end_late_s: float = 0.0  # from the answer's end to that of the HTTP response
     together: bool = False  # all pieces and the end in one write
 
 
@@ -54,8 +57,18 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     first_cost: int = 10  # of a chat's template, around a first turn
     later_cost: int = 6
     key: str = ""  # that is asked for
-    drops_reused: bool = False  # a second request on a connection closes it
+    drops_reused_s: float | None = None  # a second request on a connection closes it, so much later
+    close_code: int = 0  # that is told on a WebSocket which is closed so; 0: none is
+    stops_after: int | None = None  # tokens, at which its model ends an answer unless told to go on
+    send_buffer: int | None = None  # bytes on their way to a client, before writes wait
     metrics: str = ""  # what /metrics says
+
+    def length_of(self, asked: dict[str, Any]) -> int:
+        """Tokens of an answer."""
+        most = next((int(asked[name]) for name in _LENGTHS if name in asked), 16)
+        if self.stops_after is None or asked.get("ignore_eos"):
+            return most
+        return min(most, max(self.stops_after, asked.get("min_tokens", 0)))
 
 
 class Record(msgspec.Struct, kw_only=True):

@@ -11,6 +11,7 @@ import base64
 import hashlib
 import json
 import re
+import socket
 import sys
 import time
 from collections import deque
@@ -27,7 +28,6 @@ from tests.support.scripted_stream import Sink, Stream, Wanted
 _GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _TOKEN = re.compile(r"\n| ?[^\s]+")
 _SYLLABLES = [a + b + c for a in "bdfgklmnprst" for b in "aeiou" for c in "dlmnrst"]
-_ASKED = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 Json = dict[str, Any]
 
 
@@ -155,6 +155,14 @@ class Peer(asyncio.Protocol):
         if self._stream is not None:
             self._stream.leave()
 
+    def pause_writing(self) -> None:
+        if self._stream is not None:
+            self._stream.hold()
+
+    def resume_writing(self) -> None:
+        if self._stream is not None:
+            self._stream.go_on()
+
     def data_received(self, data: bytes) -> None:
         self._buffer += data
         while self._read_message() if self._is_socket else self._read_request():
@@ -268,8 +276,8 @@ class Peer(asyncio.Protocol):
     def _generate(self, path: str, body: Json, sink: Sink) -> None:
         house, script = self._house, self._house.script
         self._num_asked += 1
-        if script.drops_reused and self._num_asked > 1:
-            self._transport.close()
+        if script.drops_reused_s is not None and self._num_asked > 1:
+            asyncio.get_running_loop().call_later(script.drops_reused_s, self._drop)
             return
         options = body.get("stream_options") or {}
         fields = {**body, **options}
@@ -280,7 +288,7 @@ class Peer(asyncio.Protocol):
             return
         for field in script.ignores:
             fields.pop(field, None)
-        num_tokens = next((int(fields[name]) for name in _ASKED if name in fields), 16)
+        num_tokens = script.length_of(fields)
         prompt, prompt_tokens = self._prompt(path, body, number, num_tokens)
         record = Record(
             number=number, path=path, prompt=prompt, body=body, connection=self._connection,
@@ -306,7 +314,15 @@ class Peer(asyncio.Protocol):
             events = ChunkEvents(is_chat="chat" in path, options=fields, tells_usage=reply.tells_usage)
         stream = Stream(sink, events, record, reply, wanted, lambda: self._over(stream))
         self._stream = stream
+        if (size := self._house.script.send_buffer) is not None:
+            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
+            self._transport.set_write_buffer_limits(0)
         self._house.admit(stream)
+
+    def _drop(self) -> None:
+        if self._is_socket and self._house.script.close_code:
+            self._transport.write(_framed(8, self._house.script.close_code.to_bytes(2)))
+        self._transport.close()
 
     def _over(self, stream: Stream) -> None:
         self._stream = None

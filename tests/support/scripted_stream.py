@@ -38,7 +38,10 @@ class Wanted:
 
 
 class Stream:
-    """``on_end`` is called once, however it ends. ``leave`` is for when the client has gone."""
+    """``on_end`` is called once, however it ends. ``leave`` is for when the client has gone.
+
+    From ``hold`` to ``go_on`` no piece is written: the client does not read.
+    """
 
     def __init__(
         self,
@@ -60,7 +63,7 @@ class Stream:
         self._num_pieces = 0
         self._gaps = itertools.cycle(reply.gaps_s or [reply.gap_s])
         self._timer: asyncio.TimerHandle | None = None
-        self._is_over = False
+        self._is_over = self._is_held = self._is_waiting = False
         record.written_at = [[] for _ in range(wanted.num_choices)]
 
     def start(self) -> None:
@@ -72,6 +75,16 @@ class Stream:
             self._record.was_left = True
             self._finish()
 
+    def hold(self) -> None:
+        self._is_held = True
+
+    def go_on(self) -> None:
+        self._is_held = False
+        if self._is_waiting and not self._is_over:
+            self._is_waiting = False
+            self._due = time.perf_counter()
+            self._next()
+
     def _first(self) -> None:
         self._sink.begin()
         self._sink.write(self._events.opening())
@@ -79,6 +92,9 @@ class Stream:
 
     def _next(self) -> None:
         reply = self._reply
+        if self._is_held:
+            self._is_waiting = True
+            return
         if self._goes_wrong():
             return
         pieces = self._pieces()
@@ -132,7 +148,9 @@ class Stream:
     def _end(self, events: Sequence[bytes]) -> None:
         self._record.ended_at = time.perf_counter()
         self._sink.write(events)
-        if not self._reply.stays_open:
+        if self._reply.end_late_s:
+            asyncio.get_running_loop().call_later(self._reply.end_late_s, self._sink.end)
+        elif not self._reply.stays_open:
             self._sink.end()
         self._finish()
 
