@@ -1,11 +1,13 @@
 """Finds out about a server what a measurement must know before it begins.
 
 Runs on the event loop. It asks what servers tell (models, version, window, tokens), and tries with requests
-of a few tokens what they take: a refusal is an answer. Nothing is taken for granted from the server's kind.
+of a few tokens what they take: a refusal is an answer, and any other failure is none, so it is tried again.
+Nothing is taken for granted from the server's kind.
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field, replace
 
 from loadtest.clock import Clock, MonotonicClock
@@ -30,7 +32,13 @@ from loadtest.prompts import TemplateCost, Words
 from loadtest.results import Server
 from loadtest.timeline import Outcome, Timeline, Usage
 
+_TEXT = " ".join(COMMON[:8])
 _FEW, _FEW_OF_RESPONSE = 4, 16  # tokens of a trial's answer; OpenAI takes no fewer in a response
+_CURT, _CURT_LEN = "Say yes. Answer with this word alone, and with no other.", 16
+"""A question whose answer is over before so many tokens, unless the server has been told to go on."""
+_PATIENCE_S = 60.0  # with one of these requests
+_PAUSES_S = (0.5, 2.0)  # before what was not answered is asked again
+_REFUSALS = ("http 400", "http 422")
 _SHORT, _LONG = 16, 48  # words of the prompts that the template's cost is taken from
 _A_WINDOW = 1024  # of servers that do not tell theirs
 _MANY_COUNTS, _SOME_COUNTS = 400, 24  # by a tokenizer, or by usage, where each is a request
@@ -60,10 +68,11 @@ async def survey(target: Target) -> Survey:
     async with ServerPages(target) as pages:
         facts = await pages.facts()
         target = replace(target, model=facts.model)
-        options = await find_options(target, facts)
+        options, notes = await find_options(target, facts)
         vocabulary = own or await pages.vocabulary(facts)
         words = await find_words(target, options, vocabulary, facts.max_model_len)
-    cost, notes = await find_cost(target, options, words)
+    cost, notes_of_cost = await find_cost(target, options, words)
+    notes += notes_of_cost
     server = Server(
         base_url=target.address.url,
         model=target.model,
@@ -93,10 +102,42 @@ class Trial:
     def usage(self) -> Usage | None:
         return self.timeline.usage if self.timeline.outcome is Outcome.COMPLETED else None
 
+    @property
+    def reason(self) -> str:
+        return self.timeline.reason
 
-async def attempt(target: Target, options: Options, text: str, past: tuple[PastTurn, ...] = ()) -> Trial:
-    driver = ServerDriver(target, options, MonotonicClock())
-    output_len = _FEW_OF_RESPONSE if target.api == "responses" else _FEW
+    @property
+    def is_answered(self) -> bool:
+        """Done or refused; else nothing is known of what was tried."""
+        return self.turn is not None or self.reason == "no usage" or self.reason.startswith(_REFUSALS)
+
+    @property
+    def is_as_long_as_asked(self) -> bool:
+        if self.usage is not None:
+            return self.usage.completion_tokens == self.timeline.planned.output_len
+        return self.timeline.finish_reasons == ["length"]
+
+
+async def attempt(
+    target: Target, options: Options, text: str, past: tuple[PastTurn, ...] = (), output_len: int = _FEW
+) -> Trial:
+    """With a few more tries if it is not answered: a server may be busy, or a network fail once."""
+    trial = await _attempt_once(target, options, text, past, output_len)
+    for pause_s in _PAUSES_S:
+        if trial.is_answered:
+            break
+        await asyncio.sleep(pause_s)
+        trial = await _attempt_once(target, options, text, past, output_len)
+    return trial
+
+
+async def _attempt_once(
+    target: Target, options: Options, text: str, past: tuple[PastTurn, ...] = (), output_len: int = _FEW
+) -> Trial:
+    hasty = replace(target, timeout_s=min(target.timeout_s, _PATIENCE_S))
+    driver = ServerDriver(hasty, options, MonotonicClock())
+    if target.api == "responses":
+        output_len = max(output_len, _FEW_OF_RESPONSE)
     planned = PlannedRequest(0, text, input_len=0, output_len=output_len)
     timeline = Timeline(planned, len(past), 0, 0.0)
     try:
@@ -106,58 +147,84 @@ async def attempt(target: Target, options: Options, text: str, past: tuple[PastT
     return Trial(timeline, turn)
 
 
-async def find_options(target: Target, facts: Facts) -> Options:
-    """Raises ServerUnreachableError if not even a bare request is answered."""
-    text = " ".join(COMMON[:8])
-    options = await _bare(target, facts, text)
-    options = await _if_taken(target, replace(options, tells_usage=True), options, text)
-    options = await _if_taken(target, replace(options, ignores_eos=True), options, text)
-    if not options.ignores_eos:
-        options = await _if_taken(target, replace(options, keeps_min_tokens=True), options, text)
+async def find_options(target: Target, facts: Facts) -> tuple[Options, list[str]]:
+    """And notes of what nobody could tell. Raises ServerUnreachableError if no bare request is answered."""
+    finder = _OptionsFinder(target)
+    options = await finder.with_usage(await _bare(target, facts))
+    options = await finder.with_forced_lengths(options)
     if target.api == "responses":
-        return await _with_histories(target, options, text)
-    return await _with_usage_so_far(target, options, text) if options.tells_usage else options
+        options = await finder.with_histories(options)
+    elif options.tells_usage:
+        options = await finder.with_usage_so_far(options)
+    return options, finder.notes
 
 
-async def _if_taken(target: Target, wanted: Options, otherwise: Options, text: str) -> Options:
-    trial = await attempt(target, wanted, text)
-    return otherwise if trial.turn is None else wanted
-
-
-async def _with_usage_so_far(target: Target, options: Options, text: str) -> Options:
-    """Many servers take the question for it and do not answer it."""
-    wanted = replace(options, tells_usage_so_far=True)
-    trial = await attempt(target, wanted, text)
-    counts = trial.timeline.piece_tokens
-    return wanted if trial.turn is not None and counts is not None and any(counts[0][:1]) else options
-
-
-async def _bare(target: Target, facts: Facts, text: str) -> Options:
+async def _bare(target: Target, facts: Facts) -> Options:
     for options in (Options(), Options(length_field="max_completion_tokens")):
-        trial = await attempt(target, options, text)
+        trial = await _attempt_once(target, options, _TEXT)
         if trial.turn is not None:
             return options
-        if not trial.timeline.reason.startswith("http 400") or target.api != "chat":
+        if not trial.reason.startswith("http 400") or target.api != "chat":
             break
     known = f" It names these models: {', '.join(facts.models)}." if facts.models else ""
     raise ServerUnreachableError(
         f"{target.address.url} does not answer a small request to the {target.api} API for the model"
-        f" {target.model!r}: {trial.timeline.reason}.{known}"
+        f" {target.model!r}: {trial.reason}.{known}"
     )
 
 
-async def _with_histories(target: Target, options: Options, text: str) -> Options:
-    """A second turn by the id of the first; its prompt must be the longer one."""
-    first = await attempt(target, options, text)
-    if first.turn is None or not first.turn.response_id:
+class _OptionsFinder:
+    """Each method adds an option to others, if the server takes it. ``notes``: of what nobody could tell."""
+
+    def __init__(self, target: Target) -> None:
+        self.notes: list[str] = []
+        self._target = target
+
+    async def with_usage(self, options: Options) -> Options:
+        wanted = replace(options, tells_usage=True)
+        trial = await self._try("stream_options.include_usage", wanted, _TEXT)
+        return options if trial.turn is None else wanted
+
+    async def with_forced_lengths(self, options: Options) -> Options:
+        """Many servers pass over fields that they do not know: the answer must be as long as it was to be."""
+        for name, wanted in (
+            ("ignore_eos", replace(options, ignores_eos=True)),
+            ("min_tokens", replace(options, keeps_min_tokens=True)),
+        ):
+            trial = await self._try(name, wanted, _CURT, output_len=_CURT_LEN)
+            if trial.turn is not None and trial.is_as_long_as_asked:
+                return wanted
         return options
-    keeping = replace(options, keeps_responses=True)
-    second = await attempt(target, keeping, text, (first.turn,))
-    if second.turn is None:
-        return options
-    if first.usage is None or second.usage is None:
-        return keeping
-    return keeping if second.usage.prompt_tokens > first.usage.prompt_tokens else options
+
+    async def with_usage_so_far(self, options: Options) -> Options:
+        """Many servers take the question for it and do not answer it."""
+        wanted = replace(options, tells_usage_so_far=True)
+        trial = await self._try("stream_options.continuous_usage_stats", wanted, _TEXT)
+        counts = trial.timeline.piece_tokens
+        return wanted if trial.turn is not None and counts is not None and any(counts[0][:1]) else options
+
+    async def with_histories(self, options: Options) -> Options:
+        """A second turn by the id of the first; its prompt must be the longer one."""
+        first = await attempt(self._target, options, _TEXT)
+        if first.turn is None or not first.turn.response_id:
+            return options
+        keeping = replace(options, keeps_responses=True)
+        second = await self._try("previous_response_id", keeping, _TEXT, (first.turn,))
+        if second.turn is None:
+            return options
+        if first.usage is None or second.usage is None:
+            return keeping
+        return keeping if second.usage.prompt_tokens > first.usage.prompt_tokens else options
+
+    async def _try(
+        self, name: str, wanted: Options, text: str, past: tuple[PastTurn, ...] = (), output_len: int = _FEW
+    ) -> Trial:
+        trial = await attempt(self._target, wanted, text, past, output_len)
+        if not trial.is_answered:
+            self.notes.append(
+                f"Whether the server takes {name} could not be found out ({trial.reason}); it gets none."
+            )
+        return trial
 
 
 # ---- words and what stands around them ---------------------------------------------------------

@@ -104,6 +104,14 @@ async def test_words_that_are_two_tokens_are_left_out_also_where_only_usage_tell
             Script(ignores=["continuous_usage_stats"], refuses=["ignore_eos", "min_tokens"]),
             Options(tells_usage=True),
         ),
+        (
+            Script(ignores=["ignore_eos"], stops_after=3),
+            Options(tells_usage=True, tells_usage_so_far=True, keeps_min_tokens=True),
+        ),
+        (
+            Script(ignores=["ignore_eos", "min_tokens"], stops_after=3),
+            Options(tells_usage=True, tells_usage_so_far=True),
+        ),
         (Script(refuses=["stream_options"]), Options(ignores_eos=True)),
         (Script(replies=(Reply(tells_usage=False),)), Options(ignores_eos=True)),
         (
@@ -125,6 +133,42 @@ async def test_what_the_server_takes_is_tried_and_a_refusal_is_no_error(
     assert found.options == options
     assert found.server.forces_lengths is options.forces_lengths
     assert bool(found.notes) is not options.tells_usage
+
+
+@pytest.mark.parametrize("fails", [Reply(status=429), Reply(reset_after=0), Reply(status=503)])
+async def test_a_failure_is_no_refusal_and_is_asked_again(
+    process: ScriptedServer, monkeypatch: pytest.MonkeyPatch, fails: Reply
+) -> None:
+    monkeypatch.setattr("loadtest.drivers.survey._PAUSES_S", (0.0,))
+    process.rewrite(Script(replies=(Reply(), fails)))
+    found = await survey(target(process))
+    assert found.options == Options(tells_usage=True, tells_usage_so_far=True, ignores_eos=True)
+    assert (found.cost.first, found.notes) == (10, [])
+
+
+async def test_what_cannot_be_found_out_is_said(
+    process: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loadtest.drivers.survey._PAUSES_S", (0.0,))
+    process.rewrite(
+        Script(replies=(Reply(), Reply(), *[Reply(status=500, code="broken")] * 4, *[Reply()] * 20))
+    )
+    found = await survey(target(process))
+    assert found.options == Options(tells_usage=True, tells_usage_so_far=True)
+    assert [note.partition(" could")[0] for note in found.notes] == [
+        "Whether the server takes ignore_eos",
+        "Whether the server takes min_tokens",
+    ]
+    assert "(http 500 broken)" in found.notes[0]
+
+
+async def test_a_server_that_answers_nothing_is_not_waited_for_as_long_as_an_answer_may_take(
+    process: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loadtest.drivers.survey._PATIENCE_S", 0.2)
+    process.rewrite(Script(replies=(Reply(stall_after=0),)))
+    with pytest.raises(ServerUnreachableError, match="timeout"):
+        await survey(replace(target(process), timeout_s=3600.0))
 
 
 async def test_a_server_that_keeps_no_responses_is_told_the_history(process: ScriptedServer) -> None:

@@ -192,7 +192,7 @@ def test_a_load_that_was_not_there_ends_with_code_3(tmp_path: Path, server: Scri
 
 
 def test_a_server_that_counts_other_tokens_ends_with_code_3(tmp_path: Path, server: ScriptedServer) -> None:
-    server.rewrite(Script(replies=[Reply(num_tokens=5)]))
+    server.rewrite(Script(replies=[Reply(num_tokens=16)]))  # as many as the survey asks for
     ended, report = run(tmp_path, server, "--num-requests", "4")
     assert ended.status == 3
     assert not report.usage.within
