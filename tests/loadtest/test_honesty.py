@@ -6,15 +6,18 @@ The server is a process of its own that notes when it wrote what, by the same cl
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from loadtest.clock import MonotonicClock
@@ -23,7 +26,7 @@ from loadtest.drivers.driver import ServerDriver
 from loadtest.drivers.target import Target
 from loadtest.measured import Measured, Progress
 from loadtest.plan import Conversation, Load, Plan, PlannedRequest
-from loadtest.results import Distribution, Schedule, Summary
+from loadtest.results import Distribution, Report, RunReport, Schedule, Summary
 from loadtest.runner import Runner
 from loadtest.schedule import schedule
 from loadtest.stats import PERCENTILES, distribution
@@ -49,11 +52,25 @@ class RealRun:
     summary: Summary
     schedule: Schedule
 
-    @property
-    def lag_ms(self) -> float:
-        """The worst that was measured, and what a grid of 5 ms cannot see."""
-        assert self.schedule.lag_ms is not None and self.schedule.loop_lag_ms is not None
-        return max(self.schedule.lag_ms.max, self.schedule.loop_lag_ms.max) + 5.0
+    def lag_ms(self, percentile: str) -> float:
+        """By how much what was measured may be off: the tool's own lag, and what its meter cannot see of it.
+
+        Between two points of its grid there are 5 ms. Far below the worst, a ms is for the kernel.
+        """
+        lags = (self.schedule.lag_ms, self.schedule.loop_lag_ms)
+        if percentile in ("p50", "p90", "mean"):
+            return max(lag.p99 for lag in lags if lag is not None) + 1.0
+        return max(lag.max for lag in lags if lag is not None) + 5.0
+
+    def assert_is(self, found: Distribution | None, samples_s: Iterable[float], *, are_gaps: bool) -> None:
+        """Within 1 % and the lag; and what counts from an intended time is never shorter than it was."""
+        true = distribution([sample * 1e3 for sample in samples_s])
+        assert found is not None and true is not None
+        assert found.count == true.count
+        for name in (*PERCENTILES, "max"):
+            was, lag_ms = getattr(true, name), self.lag_ms(name)
+            off_by = getattr(found, name) - was
+            assert -lag_ms * are_gaps <= off_by <= 0.01 * was + lag_ms, (name, found, true)
 
 
 def poisson_plan(count: int, max_concurrency: int | None = None) -> Plan:
@@ -65,20 +82,14 @@ def poisson_plan(count: int, max_concurrency: int | None = None) -> Plan:
     )
 
 
-async def run(
-    process: ScriptedServer,
-    script: Script,
-    plan: Plan,
-    meanwhile: AbstractContextManager[None] = nullcontext(),  # noqa: B008 - it holds nothing
-) -> RealRun:
+async def run(process: ScriptedServer, script: Script, plan: Plan) -> RealRun:
     process.rewrite(script)
     clock = MonotonicClock()
     target = Target(process.url, "scripted", api="chat", transport="sse", timeout_s=60)
     driver = ServerDriver(target, Options(tells_usage=True), clock)
     await driver.open()
     try:
-        with meanwhile:
-            measured = await Runner(driver, clock, Progress(), asyncio.Event()).run(plan)
+        measured = await Runner(driver, clock, Progress(), asyncio.Event()).run(plan)
     finally:
         await driver.close()
     origin = time.perf_counter() - clock.now()
@@ -93,16 +104,6 @@ def in_run(record: Record, origin: float) -> Record:
     return record
 
 
-def assert_is(found: Distribution | None, samples_s: Iterable[float], lag_ms: float) -> None:
-    """Not before the server wrote it, and not later than it takes to see."""
-    true = distribution([sample * 1e3 for sample in samples_s])
-    assert found is not None and true is not None
-    assert found.count == true.count
-    for name in (*PERCENTILES, "max"):
-        off_by = getattr(found, name) - getattr(true, name)
-        assert -lag_ms <= off_by <= 0.01 * getattr(true, name) + lag_ms, (name, found, true, lag_ms)
-
-
 SCRIPTS = {
     "keeps up": Script(replies=tuple(Reply(first_s=0.01 * k, gaps_s=[0.005, 0.01 * k]) for k in range(1, 6))),
     "is saturated": Script(replies=(Reply(first_s=0.01, gap_s=0.003),), max_running=1),
@@ -114,21 +115,18 @@ SCRIPTS = {
 async def test_every_percentile_is_that_of_the_servers_own_stamps(
     process: ScriptedServer, script: Script, max_concurrency: int | None
 ) -> None:
-    done = await run(process, script, poisson_plan(50, max_concurrency))
+    done = await run(process, script, poisson_plan(40, max_concurrency))
     intended = {timeline.planned.index: timeline.intended_at for timeline in done.measured.timelines}
-    records, lag_ms = done.records, done.lag_ms
-    assert len(records) == done.summary.completed == 50
-    assert_is(
-        done.summary.ttft_ms, (records[index].written_at[0][0] - at for index, at in intended.items()), lag_ms
-    )
-    assert_is(
-        done.summary.e2e_ms, ((records[index].ended_at or 0.0) - at for index, at in intended.items()), lag_ms
-    )
+    records, summary = done.records, done.summary
+    assert len(records) == summary.completed == 40
+    ttft_s = [records[index].written_at[0][0] - at for index, at in intended.items()]
+    e2e_s = [(records[index].ended_at or 0.0) - at for index, at in intended.items()]
     times = [record.written_at[0] for record in records.values()]
-    assert_is(
-        done.summary.itl_ms, (after - before for each in times for before, after in pairwise(each)), lag_ms
-    )
-    assert_is(done.summary.tpot_ms, ((each[-1] - each[0]) / 7 for each in times), lag_ms)
+    done.assert_is(summary.ttft_ms, ttft_s, are_gaps=False)
+    done.assert_is(summary.e2e_ms, e2e_s, are_gaps=False)
+    gaps_s = (after - before for each in times for before, after in pairwise(each))
+    done.assert_is(summary.itl_ms, gaps_s, are_gaps=True)
+    done.assert_is(summary.tpot_ms, ((each[-1] - each[0]) / 7 for each in times), are_gaps=True)
 
 
 @pytest.mark.case("G1")
@@ -145,31 +143,52 @@ async def test_a_cap_in_front_of_a_slow_server_hides_no_wait(process: ScriptedSe
     assert "the server did not keep up" in done.schedule.faults[0]
 
 
+async def test_a_response_that_ends_late_keeps_no_user_waiting(process: ScriptedServer) -> None:
+    singles = [PlannedRequest(index, f"number {index}", 12, 2) for index in range(12)]
+    plan = Plan(tuple(Conversation((one,)) for one in singles), Load.CLOSED, max_concurrency=2)
+    done = await run(process, Script(replies=(Reply(first_s=0.01, end_late_s=0.2),)), plan)
+    assert done.summary.completed == 12
+    assert done.schedule.lag_ms is not None and done.schedule.lag_ms.p90 < 100
+
+
 @contextmanager
-def starved() -> Iterator[None]:
-    """Others take the interpreter, so that the event loop gets it late."""
-    over, before = threading.Event(), sys.getswitchinterval()
-
-    def burn() -> None:
-        while not over.is_set():
-            sum(range(1000))
-
-    threads = [threading.Thread(target=burn, name=f"burner {number}") for number in range(2)]
-    sys.setswitchinterval(0.005)
-    try:
-        for thread in threads:
-            thread.start()
-        yield
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
-        sys.setswitchinterval(before)
+def starved(pid: int) -> Iterator[None]:
+    """Others run on the processor that a process is on, and it is asked to let them go first."""
+    core = min(os.sched_getaffinity(0))
+    burning = [sys.executable, "-c", "while True: pass"]
+    with ExitStack() as stack:
+        burners = [stack.enter_context(subprocess.Popen(burning)) for _ in range(3)]
+        for one in (pid, *(burner.pid for burner in burners)):
+            os.sched_setaffinity(one, {core})
+        os.setpriority(os.PRIO_PROCESS, pid, 19)
+        try:
+            yield
+        finally:
+            for burner in burners:
+                burner.kill()
 
 
 @pytest.mark.case("G2")
-async def test_a_tool_that_is_starved_of_the_processor_says_so(process: ScriptedServer) -> None:
-    done = await run(process, SCRIPTS["keeps up"], poisson_plan(15), starved())
-    assert not done.schedule.on_schedule
-    assert done.schedule.loop_lag_ms is not None and done.schedule.loop_lag_ms.p99 >= 5.0
-    assert any("event loop was late" in fault for fault in done.schedule.faults)
+def test_a_tool_that_is_starved_of_the_processor_says_so_in_its_report(
+    process: ScriptedServer, tmp_path: Path
+) -> None:
+    process.rewrite(SCRIPTS["keeps up"])
+    path = tmp_path / "report.json"
+    command = [sys.executable, "-m", "loadtest.cli", "run", "--base-url", process.url, "--json", str(path)]
+    command += ["--rate", "60", "--num-requests", "90", "--input-len", "40", "--output-len", "4"]
+    command += ["--warmup", "0", "--repeats", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as tool:
+        deadline = time.monotonic() + 60
+        while len(process.records()) < 30:  # those of the survey are fewer
+            assert time.monotonic() < deadline and tool.poll() is None
+            time.sleep(0.05)
+        with starved(tool.pid):
+            time.sleep(0.5)
+        printed, _ = tool.communicate(timeout=60)
+    assert tool.returncode == 3
+    report = msgspec.json.decode(path.read_bytes(), type=Report)
+    assert isinstance(report, RunReport)
+    assert not report.schedule.on_schedule
+    late = next(fault for fault in report.schedule.faults if "event loop was late" in fault)
+    assert late in " ".join(printed.split())
+    assert report.summary.completed == 90
