@@ -150,7 +150,9 @@ async def _attempt_once(
 async def find_options(target: Target, facts: Facts) -> tuple[Options, list[str]]:
     """And notes of what nobody could tell. Raises ServerUnreachableError if no bare request is answered."""
     finder = _OptionsFinder(target)
-    options = await finder.with_usage(await _bare(target, facts))
+    options = await _bare(target, facts)
+    if target.api != "responses":
+        options = await finder.with_usage(options)
     options = await finder.with_forced_lengths(options)
     if target.api == "responses":
         options = await finder.with_histories(options)
@@ -160,10 +162,11 @@ async def find_options(target: Target, facts: Facts) -> tuple[Options, list[str]
 
 
 async def _bare(target: Target, facts: Facts) -> Options:
+    """A response tells its usage without being asked to, or does not."""
     for options in (Options(), Options(length_field="max_completion_tokens")):
         trial = await _attempt_once(target, options, _TEXT)
         if trial.turn is not None:
-            return options
+            return replace(options, tells_usage=target.api == "responses" and trial.usage is not None)
         if not trial.reason.startswith("http 400") or target.api != "chat":
             break
     known = f" It names these models: {', '.join(facts.models)}." if facts.models else ""
@@ -179,6 +182,7 @@ class _OptionsFinder:
     def __init__(self, target: Target) -> None:
         self.notes: list[str] = []
         self._target = target
+        self._last_done: Trial | None = None
 
     async def with_usage(self, options: Options) -> Options:
         wanted = replace(options, tells_usage=True)
@@ -204,8 +208,8 @@ class _OptionsFinder:
         return wanted if trial.turn is not None and counts is not None and any(counts[0][:1]) else options
 
     async def with_histories(self, options: Options) -> Options:
-        """A second turn by the id of the first; its prompt must be the longer one."""
-        first = await attempt(self._target, options, _TEXT)
+        """A turn by the id of the one that was tried last; its prompt must be the longer one."""
+        first = self._last_done or await attempt(self._target, options, _TEXT)
         if first.turn is None or not first.turn.response_id:
             return options
         keeping = replace(options, keeps_responses=True)
@@ -220,6 +224,7 @@ class _OptionsFinder:
         self, name: str, wanted: Options, text: str, past: tuple[PastTurn, ...] = (), output_len: int = _FEW
     ) -> Trial:
         trial = await attempt(self._target, wanted, text, past, output_len)
+        self._last_done = self._last_done if trial.turn is None else trial
         if not trial.is_answered:
             self.notes.append(
                 f"Whether the server takes {name} could not be found out ({trial.reason}); it gets none."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.util
 import shutil
@@ -83,9 +84,9 @@ async def _leave(found: Survey) -> None:
 
 
 async def test_tidegate() -> None:
-    ways: list[tuple[ApiName, TransportName]] = [("chat", "sse"), ("responses", "ws")]
     with running_server() as server:
-        for api, transport in ways:
+
+        async def try_way(api: ApiName, transport: TransportName) -> None:
             found = await survey(Target(server.url, api=api, transport=transport))
             assert (found.server.kind, found.notes) == ("tidegate", [])
             assert found.server.forces_lengths and found.server.words_verified
@@ -95,6 +96,8 @@ async def test_tidegate() -> None:
             assert usages[1].cached_tokens is not None and usages[1].cached_tokens >= 48
             if api == "chat":  # a stored response goes on for a while
                 await _leave(found)
+
+        await asyncio.gather(try_way("chat", "sse"), try_way("responses", "ws"))
         server.wait_idle()
 
 

@@ -171,6 +171,12 @@ async def test_a_server_that_answers_nothing_is_not_waited_for_as_long_as_an_ans
         await survey(replace(target(process), timeout_s=3600.0))
 
 
+async def test_responses_are_found_to_be_kept_also_where_lengths_are_not(process: ScriptedServer) -> None:
+    process.rewrite(Script(refuses=["ignore_eos", "min_tokens"]))
+    found = await survey(target(process, ("responses", "sse")))
+    assert found.options == Options(tells_usage=True, keeps_responses=True)
+
+
 async def test_a_server_that_keeps_no_responses_is_told_the_history(process: ScriptedServer) -> None:
     process.rewrite(Script(refuses=["previous_response_id"]))
     found = await survey(target(process, ("responses", "sse")))
