@@ -26,6 +26,7 @@ import uvloop
 
 from benchmarks.aiohttp_driver import AiohttpDriver
 from benchmarks.report import print_table, write_json
+from benchmarks.scripted_openai import Record, Reply, Script, scripted_openai
 from loadtest.clock import MonotonicClock
 from loadtest.drivers.apis import Options
 from loadtest.drivers.base import Driver
@@ -40,7 +41,6 @@ from loadtest.runner import Runner
 from loadtest.schedule import schedule
 from loadtest.scrape import Scraper, metrics_url
 from loadtest.timeline import Outcome, Timeline
-from tests.support.scripted_openai import Record, Reply, Script, scripted_openai
 
 ClientName = Literal["tideload", "aiohttp"]
 _TO_REACH = 20_000  # tokens a second

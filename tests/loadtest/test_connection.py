@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.scripted_openai import Reply, Script, ScriptedServer, scripted_openai
 from loadtest.clock import MonotonicClock
 from loadtest.drivers.apis import Options
 from loadtest.drivers.connection import Dialer
@@ -19,7 +20,6 @@ from loadtest.drivers.target import ApiName, Target, TransportName
 from loadtest.plan import PlannedRequest, Reading
 from loadtest.timeline import Outcome, Timeline
 from tests.support.certificates import make_certificate
-from tests.support.scripted_openai import Reply, Script, ScriptedServer, scripted_openai
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 import pytest
 
+from benchmarks.scripted_openai import Reply, Script, ScriptedServer, scripted_openai
 from loadtest.clock import MonotonicClock
 from loadtest.drivers.apis import Options
 from loadtest.drivers.base import PastTurn, ServerUnreachableError
@@ -18,7 +19,6 @@ from loadtest.drivers.driver import ServerDriver
 from loadtest.drivers.target import ApiName, Target, TransportName
 from loadtest.plan import READ_ALL, PlannedRequest, Reading
 from loadtest.timeline import Outcome, Timeline, Usage
-from tests.support.scripted_openai import Reply, Script, ScriptedServer, scripted_openai
 
 WAYS: list[tuple[ApiName, TransportName]] = [
     ("chat", "sse"),

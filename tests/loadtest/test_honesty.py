@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from benchmarks.scripted_openai import Record, Reply, Script, ScriptedServer, scripted_openai
 from loadtest.clock import MonotonicClock
 from loadtest.drivers.apis import Options
 from loadtest.drivers.driver import ServerDriver
@@ -31,7 +32,6 @@ from loadtest.runner import Runner
 from loadtest.schedule import schedule
 from loadtest.stats import PERCENTILES, distribution
 from loadtest.summary import summarize
-from tests.support.scripted_openai import Record, Reply, Script, ScriptedServer, scripted_openai
 
 pytestmark = pytest.mark.alone
 _RATE = 60.0

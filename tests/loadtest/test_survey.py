@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from benchmarks.scripted_openai import Reply, Script, ScriptedServer, scripted_openai
 from loadtest.drivers.apis import Options
 from loadtest.drivers.base import ServerUnreachableError
 from loadtest.drivers.survey import survey
 from loadtest.drivers.target import ApiName, Target, TransportName
 from loadtest.drivers.vocabulary import COMMON, VocabularyError
 from tests.loadtest.test_driver import WAYS
-from tests.support.scripted_openai import Reply, Script, ScriptedServer, scripted_openai
 
 
 @pytest.fixture(scope="module")

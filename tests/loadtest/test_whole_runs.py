@@ -14,10 +14,10 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from benchmarks.scripted_openai import Reply, Script, ScriptedServer, scripted_openai
 from loadtest.cli import main
 from loadtest.describe import exit_status, faults_of_point
 from loadtest.results import CompareReport, Repeat, Report, RunReport, SweepReport
-from tests.support.scripted_openai import Reply, Script, ScriptedServer, scripted_openai
 
 SMALL = ("--input-len", "40", "--output-len", "8", "--warmup", "2", "--repeats", "1")
 QUICK = Reply(first_s=0.004, gap_s=0.001)

@@ -68,7 +68,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
         most = next((int(asked[name]) for name in _LENGTHS if name in asked), 16)
         if self.stops_after is None or asked.get("ignore_eos"):
             return most
-        return min(most, max(self.stops_after, asked.get("min_tokens", 0)))
+        return min(most, max(self.stops_after, int(asked.get("min_tokens", 0))))
 
 
 class Record(msgspec.Struct, kw_only=True):
@@ -110,7 +110,7 @@ class ScriptedServer:
 @contextlib.contextmanager
 def scripted_openai(script: Script | None = None) -> Iterator[ScriptedServer]:
     """Serve until the scope ends."""
-    command = [sys.executable, "-m", "tests.support.scripted_openai_process"]
+    command = [sys.executable, "-m", "benchmarks.scripted_openai_process"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stdout is not None
         try:

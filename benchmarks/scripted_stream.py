@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tests.support.scripted_events import Counts, Events
-from tests.support.scripted_openai import Record, Reply
+from benchmarks.scripted_events import Counts, Events
+from benchmarks.scripted_openai import Record, Reply
 
 
 class Sink(Protocol):

@@ -1,4 +1,4 @@
-"""The process of the scripted server: ``python -m tests.support.scripted_openai_process``.
+"""The process of the scripted server: ``python -m benchmarks.scripted_openai_process``.
 
 Reads its script, prints its port, and serves until its input ends. HTTP is done by hand, as far as clients
 need it that are well: a server of a library's would cost more than what it is to measure.
@@ -21,9 +21,9 @@ from typing import Any, cast
 import msgspec
 import uvloop
 
-from tests.support.scripted_events import ChunkEvents, ResponseEvents
-from tests.support.scripted_openai import Record, Reply, Script
-from tests.support.scripted_stream import Sink, Stream, Wanted
+from benchmarks.scripted_events import ChunkEvents, ResponseEvents
+from benchmarks.scripted_openai import Record, Reply, Script
+from benchmarks.scripted_stream import Sink, Stream, Wanted
 
 _GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _TOKEN = re.compile(r"\n| ?[^\s]+")
