@@ -23,3 +23,8 @@ def pytest_asyncio_loop_factories(
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Run on the loop that ships."""
     return {"uvloop": uvloop.new_event_loop}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole servers and real models first, which are the files here: two workers then end together."""
+    items.sort(key=lambda item: item.path.parent != item.config.rootpath / "tests")

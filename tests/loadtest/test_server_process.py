@@ -137,20 +137,21 @@ def test_what_answers_there_before_is_not_taken_for_it(tmp_path: Path) -> None:
 
 def test_one_that_was_ready_and_is_gone_is_not_ready(tmp_path: Path) -> None:
     """What answers is the child that it left behind."""
-    script = SERVER.format(refusals=0, status=200, more="")
-    leaving = (
-        "import subprocess, sys, time, urllib.request\n"
-        "subprocess.Popen([sys.executable, '-c', sys.argv[2], sys.argv[1]])\n"
-        "while True:\n"
-        "    try:\n"
-        "        urllib.request.urlopen(f'http://127.0.0.1:{sys.argv[1]}/health')\n"
-        "        break\n"
-        "    except OSError:\n"
+    more = (
+        "import os, signal\n"
+        "parent, answer = os.getppid(), Handler.do_GET\n"
+        "def answer_alone(self):\n"
+        "    while os.getppid() == parent:\n"
+        "        os.kill(parent, signal.SIGKILL)\n"
         "        time.sleep(0.01)\n"
+        "    answer(self)\n"
+        "Handler.do_GET = answer_alone\n"
     )
-    given = Launch((sys.executable, "-c", leaving, "{port}", script), tmp_path / "server.log")
-    with pytest.raises(ServerProcessError, match="ended with status 0"), serving(given):
-        time.sleep(10)
+    script = SERVER.format(refusals=0, status=200, more=more)
+    starting = "import subprocess, sys; subprocess.call([sys.executable, '-c', sys.argv[2], sys.argv[1]])"
+    given = Launch((sys.executable, "-c", starting, "{port}", script), tmp_path / "server.log")
+    with pytest.raises(ServerProcessError, match="ended with status -9"), serving(given):
+        pass
 
 
 def test_one_that_ends_by_itself_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
