@@ -28,7 +28,7 @@ from tests.test_greedy_equivalence import TEXTS, float32_engine
 TOLERANCE = 1e-4  # of a score, or a millionth of it where that is more: float32 has no more digits
 SLOW = os.environ.get("TIDEGATE_SLOW") == "1"
 MAX_TOKENS = 24 if SLOW else 8
-PROMPTS = TEXTS if SLOW else TEXTS[:10]
+PROMPTS = TEXTS if SLOW else TEXTS[:6]
 
 
 class _Sink:
