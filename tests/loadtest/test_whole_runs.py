@@ -19,6 +19,7 @@ from loadtest.cli import main
 from loadtest.describe import exit_status, faults_of_point
 from loadtest.results import CompareReport, Repeat, Report, RunReport, SweepReport
 
+pytestmark = pytest.mark.alone  # what shares the processors with others says so, and is not trusted
 SMALL = ("--input-len", "40", "--output-len", "8", "--warmup", "2", "--repeats", "1")
 QUICK = Reply(first_s=0.004, gap_s=0.001)
 
@@ -239,7 +240,6 @@ def test_a_stop_keeps_what_was_done(
     assert report.summary.completed > 0
 
 
-@pytest.mark.alone
 def test_a_sweep_finds_where_the_server_is_full(tmp_path: Path, server: ScriptedServer) -> None:
     server.rewrite(Script(replies=[Reply(first_s=0.01)], max_running=2))
     sweep = ("sweep", "--base-url", server.url, "--over", "concurrency", "--num-requests", "16")
@@ -290,7 +290,6 @@ def test_servers_with_other_windows_are_asked_the_same(
     assert report.a.usage.within and report.b.usage.within
 
 
-@pytest.mark.alone
 def test_a_comparison_sees_which_server_is_slower(
     tmp_path: Path, servers: tuple[ScriptedServer, ScriptedServer]
 ) -> None:
