@@ -97,7 +97,8 @@ class Bench:
         arguments: Sequence[str],
     ) -> None:
         self.seen = seen
-        self.fitting = Room(seen.cost, seen.server.max_model_len)
+        self._room = Room(seen.cost, seen.server.max_model_len)
+        self.fitting = self._room
         self._measuring = measuring
         self._display = display
         self._stop = stop
@@ -215,8 +216,7 @@ class Bench:
             rate=rate,
             salt=salt,
             words=self.seen.words,
-            cost=self.seen.cost,
-            max_model_len=self.seen.server.max_model_len,
+            room=self._room,
             fitting=self.fitting,
         )
 
@@ -229,8 +229,7 @@ class Bench:
             num_requests=self._measuring.num_warmup,
             salt=salt,
             words=self.seen.words,
-            cost=self.seen.cost,
-            max_model_len=self.seen.server.max_model_len,
+            room=self._room,
         )
         return [warmup]
 

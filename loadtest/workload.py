@@ -17,7 +17,7 @@ from loadtest import arrivals
 from loadtest.drafts import Draft, Drafts, LengthSource, Room, Wanted, drawn, replayed
 from loadtest.habits import Habits
 from loadtest.plan import Conversation, Load, Plan, PlannedRequest
-from loadtest.prompts import Part, Prompts, TemplateCost, Words, block_part
+from loadtest.prompts import Part, Prompts, Words, block_part
 from loadtest.spreads import Spread, SpreadError, parse_seconds, parse_tokens
 from loadtest.traces import Trace
 
@@ -132,18 +132,18 @@ def make_plan(
     rate: float | None,
     salt: str,
     words: Words,
-    cost: TemplateCost,
-    max_model_len: int | None,
+    room: Room,
     fitting: Room | None = None,
 ) -> Plan:
     """A repeat's requests, texts and all. ``rate``: conversations a second; of a trace it scales the times.
 
-    Under a closed load that has a duration there are at most as many as the settings say. ``fitting``: what
-    decides which requests fit, where that is not this server alone. Raises WorkloadError.
+    Under a closed load that has a duration there are at most as many as the settings say. ``room`` is the
+    server's; ``fitting`` decides which requests fit, where that is not this server alone. Raises
+    WorkloadError.
     """
     arrival = spec.arrival_at(rate)
     check(spec, rate)
-    habits, room = _habits(spec), Room(cost, max_model_len)
+    habits = _habits(spec)
     drafts = _drafts(spec, _wanted(spec, arrival, rate), fitting or room)
     is_timed = arrival is Arrival.CLOSED and spec.duration_s is not None
     if not is_timed or not drafts.conversations:
@@ -166,8 +166,7 @@ def warmup_plan(
     num_requests: int,
     salt: str,
     words: Words,
-    cost: TemplateCost,
-    max_model_len: int | None,
+    room: Room,
 ) -> Plan:
     """Requests like those of the plan, under a closed load, with other words.
 
@@ -181,7 +180,6 @@ def warmup_plan(
         leave_share=0.0, slow_share=0.0,
     )  # fmt: skip
     check(calm, None)
-    room = Room(cost, max_model_len)
     drafts = _drafts(calm, Wanted(conversations=num_requests), room)
     if not drafts.conversations:
         raise WorkloadError(_nothing_fits(room))

@@ -27,13 +27,11 @@ COST = TemplateCost(first=10, later=7)
 def planned(
     spec: WorkloadSpec, rate: float | None = None, *, salt: str = "salt", window: int | None = None
 ) -> Plan:
-    return make_plan(spec, rate=rate, salt=salt, words=WORDS, cost=COST, max_model_len=window)
+    return make_plan(spec, rate=rate, salt=salt, words=WORDS, room=Room(COST, window))
 
 
 def warmed_up(spec: WorkloadSpec, num_requests: int, window: int | None = None) -> Plan:
-    return warmup_plan(
-        spec, num_requests=num_requests, salt="salt", words=WORDS, cost=COST, max_model_len=window
-    )
+    return warmup_plan(spec, num_requests=num_requests, salt="salt", words=WORDS, room=Room(COST, window))
 
 
 def starts(plan: Plan) -> list[float]:
@@ -189,10 +187,8 @@ def test_servers_that_are_compared_are_asked_the_same_whatever_their_windows() -
     both = wide.shared_with(narrow)
     assert both == narrow.shared_with(wide) == Room(TemplateCost(20, 7), 600)
     asked = [
-        make_plan(spec, rate=1.0, salt="s", words=WORDS, cost=room.cost,
-                  max_model_len=room.max_model_len, fitting=both)
-        for room in (wide, narrow)
-    ]  # fmt: skip
+        make_plan(spec, rate=1.0, salt="s", words=WORDS, room=room, fitting=both) for room in (wide, narrow)
+    ]
     assert lengths(asked[0]) == lengths(asked[1]) != lengths(planned(spec, 1.0))
     assert [len(words_of(plan.requests[0])) for plan in asked] == [
         plan.requests[0].input_len - room.cost.first for plan, room in zip(asked, (wide, narrow), strict=True)
