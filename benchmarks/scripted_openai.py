@@ -7,14 +7,14 @@ All its times are of ``time.perf_counter``, which on Linux is one clock for all 
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
+
+from benchmarks.child import child
 
 _LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
@@ -110,17 +110,6 @@ class ScriptedServer:
 @contextlib.contextmanager
 def scripted_openai(script: Script | None = None) -> Iterator[ScriptedServer]:
     """Serve until the scope ends."""
-    command = [sys.executable, "-m", "benchmarks.scripted_openai_process"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            process.stdin.write(msgspec.json.encode(script or Script()) + b"\n")
-            process.stdin.flush()
-            port = int(process.stdout.readline())
-            yield ScriptedServer(port, process.pid)
-        finally:
-            process.stdin.close()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    line = msgspec.json.encode(script or Script())
+    with child("benchmarks.scripted_openai_process", (), line, patience_s=10) as process:
+        yield ScriptedServer(process.port, process.pid)

@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import msgspec
 import uvloop
 
+from benchmarks.child import Child, child
 from engine.messages import EngineInfo
 from engine.scripted import Script, ScriptedEngine
 from gateway.app import serve
@@ -61,12 +60,6 @@ def builtin_info() -> EngineInfo:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptedServer:
-    port: int
-    pid: int
-
-
 @contextlib.contextmanager
 def scripted_server(step_s: float) -> Iterator[int]:
     """Serve in a process of its own until the scope ends; gives the port."""
@@ -75,21 +68,11 @@ def scripted_server(step_s: float) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def scripted_process(step_s: float) -> Iterator[ScriptedServer]:
+def scripted_process(step_s: float) -> Iterator[Child]:
     """The same; gives the process too."""
-    command = [sys.executable, "-m", "benchmarks.scripted_server", str(step_s)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            process.stdin.write(msgspec.json.encode(builtin_info()).decode() + "\n")
-            process.stdin.flush()
-            yield ScriptedServer(int(process.stdout.readline()), process.pid)
-        finally:
-            process.stdin.close()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    line = msgspec.json.encode(builtin_info())
+    with child("benchmarks.scripted_server", (str(step_s),), line, patience_s=30) as process:
+        yield process
 
 
 if __name__ == "__main__":

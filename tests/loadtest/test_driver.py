@@ -337,14 +337,7 @@ async def test_a_websocket_that_goes_is_told_from_one_that_minds_the_request(
 async def test_a_request_that_is_cancelled_stays_unfinished_and_leaves_nothing_running(
     process: ScriptedServer, way: tuple[ApiName, TransportName]
 ) -> None:
-    process.rewrite(
-        Script(
-            replies=(
-                Reply(gap_s=0.01),
-                Reply(),
-            )
-        )
-    )
+    process.rewrite(Script(replies=[Reply(gap_s=0.01), Reply()]))
     drive = Drive(process, way)
     planned = PlannedRequest(0, TEXT, 0, 1000)
     timeline = Timeline(planned, 0, 0, 0.0)
@@ -371,14 +364,7 @@ async def test_a_request_that_is_cancelled_stays_unfinished_and_leaves_nothing_r
 async def test_who_leaves_is_gone_for_the_server_too(
     process: ScriptedServer, way: tuple[ApiName, TransportName]
 ) -> None:
-    process.rewrite(
-        Script(
-            replies=(
-                Reply(gap_s=0.01),
-                Reply(),
-            )
-        )
-    )
+    process.rewrite(Script(replies=[Reply(gap_s=0.01), Reply()]))
     drive = Drive(process, way)
     timeline, turn = await drive.ask(output_len=1000, reading=Reading(leave_after=3))
     later, _ = await drive.ask()
