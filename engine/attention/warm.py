@@ -33,6 +33,7 @@ def _metadata() -> AttentionMetadata:
         seq_lens=ints(2),
         block_tables=ints(1).view(1, 1),
         slot_mapping=ints(16, 17),
+        num_decodes=0,
         max_query_len=2,
         max_seq_len=2,
     )

@@ -30,7 +30,7 @@ from engine.loading.checkpoint import Checkpoint, open_checkpoint
 from engine.loading.tokenizer import TokenizerFiles, prepare_tokenizer
 from engine.loading.weights import load_weights
 from engine.messages import EngineInfo, SamplingParams
-from engine.models.layers import DETERMINISTIC_ROW_TILE
+from engine.models.layers import TorchOps
 from engine.models.llama import LlamaModel, LlamaWeights
 from engine.models.rope import RopeTable
 from engine.schedule import Sample, SampleSpec, ScheduledChunk, SchedulerOutput, StepOutput
@@ -122,8 +122,8 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> LoadedRunner:
     if hardware.device.type == "cpu":  # a GPU's pool is what the weights leave; RAM is known before
         _Window.fit(config, model, hardware)
     tokenizer = prepare_tokenizer(checkpoint)
-    row_tile = DETERMINISTIC_ROW_TILE if config.deterministic else None
-    weights = load_weights(model, checkpoint.tensors, hardware.dtype, hardware.device, on_progress, row_tile)
+    ops = TorchOps(hardware.dtype, deterministic=config.deterministic)
+    weights = load_weights(model, checkpoint.tensors, ops, hardware.device, on_progress)
     window = _Window.fit(config, model, hardware)
     pool = allocate_device_pool(
         window.layout,

@@ -13,7 +13,7 @@ import torch
 from engine.config import ConfigError, ModelConfig
 from engine.loading.shapes import EMBEDDING, LM_HEAD, NORM, layer_prefix, tensor_shapes
 from engine.loading.source import TensorSource
-from engine.models.layers import Linear, RMSNorm
+from engine.models.layers import Linear, Norm, Ops
 from engine.models.llama import DecoderLayer, LlamaWeights
 
 Progress = Callable[[str, int, int], None]
@@ -24,16 +24,15 @@ _GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 def load_weights(
     config: ModelConfig,
     source: TensorSource,
-    dtype: torch.dtype,
+    ops: Ops,
     device: torch.device,
     on_progress: Progress,
-    row_tile: int | None = None,
 ) -> LlamaWeights:
-    """All weights in ``dtype`` on ``device``. ``on_progress("weights", done_bytes, total_bytes)``.
+    """All weights on ``device``, in the parts that ``ops`` makes of them.
 
-    ``row_tile`` is passed on to every ``Linear``.
+    Calls ``on_progress("weights", done_bytes, total_bytes)``.
     """
-    return _Loader(config, source, dtype, device, on_progress, row_tile).load()
+    return _Loader(config, source, ops, device, on_progress).load()
 
 
 class _Loader:
@@ -41,15 +40,13 @@ class _Loader:
         self,
         config: ModelConfig,
         source: TensorSource,
-        dtype: torch.dtype,
+        ops: Ops,
         device: torch.device,
         on_progress: Progress,
-        row_tile: int | None,
     ) -> None:
-        self._row_tile = row_tile
         self._config = config
         self._source = source
-        self._dtype = dtype
+        self._ops = ops
         self._device = device
         self._on_progress = on_progress
         self._shapes = tensor_shapes(config)
@@ -61,7 +58,7 @@ class _Loader:
         embedding = self._fused([EMBEDDING])
         layers = tuple(self._layer(layer_prefix(i)) for i in range(self._config.num_layers))
         head = embedding if self._config.tie_word_embeddings else self._fused([LM_HEAD])
-        return LlamaWeights(embedding, layers, self._norm(NORM), Linear(head, None, self._row_tile))
+        return LlamaWeights(embedding, layers, self._norm(NORM), self._ops.linear(head))
 
     def _layer(self, prefix: str) -> DecoderLayer:
         return DecoderLayer(
@@ -70,26 +67,27 @@ class _Loader:
             output=self._linear(prefix, ("self_attn.o_proj",)),
             post_attention_norm=self._norm(f"{prefix}post_attention_layernorm.weight"),
             gate_up=self._linear(prefix, _GATE_UP),
+            activation=self._ops.activation(),
             down=self._linear(prefix, ("mlp.down_proj",)),
         )
 
-    def _norm(self, name: str) -> RMSNorm:
+    def _norm(self, name: str) -> Norm:
         weight = self._read(name, self._shapes[name]).to(device=self._device, dtype=torch.float32)
-        return RMSNorm(weight, self._config.rms_norm_eps, self._dtype)
+        return self._ops.norm(weight, self._config.rms_norm_eps)
 
     def _linear(self, prefix: str, parts: Sequence[str]) -> Linear:
         """The parts' output rows, one after another, as one projection."""
         weight = self._fused([f"{prefix}{part}.weight" for part in parts])
         if f"{prefix}{parts[0]}.bias" not in self._shapes:
-            return Linear(weight, None, self._row_tile)
+            return self._ops.linear(weight)
         bias = self._fused([f"{prefix}{part}.bias" for part in parts])
-        return Linear(weight, bias, self._row_tile)
+        return self._ops.linear(weight, bias)
 
     def _fused(self, names: Sequence[str]) -> torch.Tensor:
         """Concatenation along the first dimension, filled tensor by tensor."""
         shapes = [self._shapes[name] for name in names]
         rows = sum(shape[0] for shape in shapes)
-        result = torch.empty((rows, *shapes[0][1:]), dtype=self._dtype, device=self._device)
+        result = torch.empty((rows, *shapes[0][1:]), dtype=self._ops.dtype, device=self._device)
         start = 0
         for name, shape in zip(names, shapes, strict=True):
             result[start : start + shape[0]] = self._read(name, shape)

@@ -1,7 +1,13 @@
-"""The small parts that decoder layers are made of. Plain functions over tensors, inference only."""
+"""The parts that decoder layers are made of, beside attention, and who makes them for a device.
+
+Plain functions over tensors, inference only. ``Ops`` is the seam between the model and the machine: the model
+says what is computed, an ``Ops`` how. ``TorchOps`` runs anywhere, and is what the others are tested against.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,10 +17,56 @@ import torch.nn.functional as F
 _UNCUT: Final = 32768  # elements that torch never divides between threads (its grain size)
 DETERMINISTIC_ROW_TILE: Final = 16  # the fastest at batch 1 to 16 that keeps most of the prefill's speed
 
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Linear(ABC):
+    """``x @ weight.T + bias`` for rows ``x`` ``[T, in]``."""
+
+    @abstractmethod
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    @abstractmethod
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The weights it holds, however they are packed."""
+
+
+class Norm(ABC):
+    """Root mean square norm (Zhang and Sennrich 2019) of float32 rows, rounded once, to the model's dtype."""
+
+    @abstractmethod
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+    @abstractmethod
+    def after(self, hidden: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+        """Add ``delta`` to ``hidden``, in place, and norm the sum."""
+
+    @abstractmethod
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Its weight, float32."""
+
+
+class Ops(ABC):
+    """Makes a model's parts for one kind of device. ``dtype``: of weights and of what passes between."""
+
+    dtype: torch.dtype
+
+    @abstractmethod
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        """From ``weight`` ``[out, in]`` and ``bias`` ``[out]`` in ``dtype``, on the device."""
+
+    @abstractmethod
+    def norm(self, weight: torch.Tensor, eps: float) -> Norm:
+        """From ``weight`` ``[H]`` float32, on the device."""
+
+    @abstractmethod
+    def activation(self) -> Activation:
+        """SwiGLU of a fused projection: ``[T, 2 * F]`` to ``[T, F]``, the gate in the first half."""
+
 
 @dataclass(frozen=True, slots=True)
-class Linear:
-    """``x @ weight.T + bias``. ``weight`` is ``[out, in]``.
+class TorchLinear(Linear):
+    """torch's own product.
 
     With ``row_tile`` every product has exactly that many rows, padded with zeros where the input ends. A
     matrix product may sum in another order for another number of rows; so a row's result then depends on
@@ -33,21 +85,31 @@ class Linear:
         tiles = [F.linear(tile, self.weight, self.bias) for tile in padded.split(self.row_tile)]
         return torch.cat(tiles)[:num_rows]
 
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
 
 @dataclass(frozen=True, slots=True)
-class RMSNorm:
-    """Root mean square norm (Zhang and Sennrich 2019) of float32 rows, rounded once, to ``dtype``."""
+class TorchNorm(Norm):
+    """torch's own norm."""
 
     weight: torch.Tensor  # float32
     eps: float
     dtype: torch.dtype
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps).to(self.dtype)
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(hidden, self.weight.shape, self.weight, self.eps).to(self.dtype)
+
+    def after(self, hidden: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+        hidden += delta
+        return self(hidden)
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return (self.weight,)
 
 
 def silu_and_mul(gate_up: torch.Tensor, *, by_row: bool = False) -> torch.Tensor:
-    """SwiGLU of a fused projection: ``[T, 2 * F]`` to ``[T, F]``, the gate in the first half.
+    """SwiGLU in torch.
 
     With ``by_row`` a row's result depends on the row alone. Else it may not: torch cuts a large input into a
     piece a thread wherever that falls, and rounds the exponentials at a cut in another way.
@@ -58,3 +120,24 @@ def silu_and_mul(gate_up: torch.Tensor, *, by_row: bool = False) -> torch.Tensor
         return torch.cat([silu_and_mul(part) for part in gate_up.split(rows)])
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
+
+
+def _silu_and_mul_by_row(gate_up: torch.Tensor) -> torch.Tensor:
+    return silu_and_mul(gate_up, by_row=True)
+
+
+class TorchOps(Ops):
+    """Everything by torch. ``deterministic``: a row's result depends on the row alone, bit for bit."""
+
+    def __init__(self, dtype: torch.dtype, *, deterministic: bool = False) -> None:
+        self.dtype = dtype
+        self._deterministic = deterministic
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        return TorchLinear(weight, bias, DETERMINISTIC_ROW_TILE if self._deterministic else None)
+
+    def norm(self, weight: torch.Tensor, eps: float) -> Norm:
+        return TorchNorm(weight, eps, self.dtype)
+
+    def activation(self) -> Activation:
+        return _silu_and_mul_by_row if self._deterministic else silu_and_mul

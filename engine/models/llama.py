@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.attention.base import AttentionBackend, AttentionMetadata
-from engine.models.layers import Linear, RMSNorm, silu_and_mul
+from engine.models.layers import Activation, Linear, Norm
 from engine.models.rope import RopeTable
 
 
@@ -28,40 +28,48 @@ class ModelInput:
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """Weights of one layer."""
+    """The parts of one layer."""
 
-    input_norm: RMSNorm
+    input_norm: Norm
     qkv: Linear  # [(Hq + 2 Hkv) * D, H]
     output: Linear  # [H, Hq * D]
-    post_attention_norm: RMSNorm
+    post_attention_norm: Norm
     gate_up: Linear  # [2 * F, H]
+    activation: Activation
     down: Linear  # [H, F]
 
-    def __call__(self, index: int, hidden: torch.Tensor, attention: AttentionBackend) -> torch.Tensor:
-        """``hidden`` ``[T, H]`` float32 after attention and MLP, each with its residual."""
-        attended = attention.forward(index, self.qkv(self.input_norm(hidden)))
-        hidden = hidden + self.output(attended)
-        gate_up = self.gate_up(self.post_attention_norm(hidden))
-        activated = silu_and_mul(gate_up, by_row=self.gate_up.row_tile is not None)
-        return hidden + self.down(activated)
+    def __call__(
+        self, index: int, hidden: torch.Tensor, delta: torch.Tensor | None, attention: AttentionBackend
+    ) -> torch.Tensor:
+        """What this layer's MLP adds to ``hidden``, ``[T, H]``.
+
+        ``delta`` is what the layer before adds. It and the attention's part are added to ``hidden``
+        (float32), in place and in one pass with the norm that follows.
+        """
+        normed = self.input_norm(hidden) if delta is None else self.input_norm.after(hidden, delta)
+        attended = attention.forward(index, self.qkv(normed))
+        normed = self.post_attention_norm.after(hidden, self.output(attended))
+        return self.down(self.activation(self.gate_up(normed)))
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaWeights:
-    """Weights of a whole model. ``lm_head`` may be the embedding itself."""
+    """The parts of a whole model. ``lm_head`` may hold the embedding itself."""
 
     embedding: torch.Tensor  # [V, H]
     layers: tuple[DecoderLayer, ...]
-    norm: RMSNorm
+    norm: Norm
     lm_head: Linear  # [V, H]
 
     def tensors(self) -> list[torch.Tensor]:
         """Every distinct weight, for counting."""
-        found = [self.embedding, self.norm.weight, self.lm_head.weight]
+        found = [self.embedding, *self.norm.tensors(), *self.lm_head.tensors()]
         for layer in self.layers:
-            found += [layer.input_norm.weight, layer.post_attention_norm.weight]
-            for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
-                found += [linear.weight, *([linear.bias] if linear.bias is not None else [])]
+            for part in (
+                layer.input_norm, layer.post_attention_norm,
+                layer.qkv, layer.output, layer.gate_up, layer.down,
+            ):  # fmt: skip
+                found += part.tensors()
         return list({tensor.data_ptr(): tensor for tensor in found}.values())
 
 
@@ -86,9 +94,10 @@ class LlamaModel:
         weights = self._weights
         self._attention.begin_step(inputs.attention, *self._rope.at(inputs.positions))
         hidden = weights.embedding[inputs.token_ids].float()
+        delta = None
         for index, layer in enumerate(weights.layers):
-            hidden = layer(index, hidden, self._attention)
-        return hidden
+            delta = layer(index, hidden, delta, self._attention)
+        return hidden if delta is None else hidden.add_(delta)
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """Logits ``[R, V]`` float32 of rows ``[R, H]`` of the hidden state."""

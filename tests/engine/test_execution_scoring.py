@@ -147,7 +147,7 @@ def test_a_row_that_is_not_finite_spoils_its_chunk_only() -> None:
 def test_in_deterministic_mode_any_chunks_and_slices_give_the_same_bits(
     path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
-    loaded = Loaded(open_checkpoint(str(path), "auto", 0), dtype, row_tile=16)
+    loaded = Loaded(open_checkpoint(str(path), "auto", 0), dtype, deterministic=True)
     expected = figures(scored(loaded, [90], 5))
     for sizes, rows in (([*[1] * 20, 70], 64), ([17, 40, 33], 5), ([64, 26], 1)):
         monkeypatch.setattr(scoring, "SLICE_ELEMENTS", rows * 101)

@@ -14,6 +14,7 @@ from engine.config import ConfigError, RopeScaling
 from engine.loading.checkpoint import Checkpoint, open_checkpoint
 from engine.loading.gguf_file import hugging_face_name
 from engine.loading.weights import load_weights
+from engine.models.layers import TorchOps
 from tests.support.gguf_files import Metadata, Tensors, gguf_parts, write_gguf
 from tests.support.tiny_models import CPU, load, make_model, oracle_logits, random_tokens
 
@@ -95,7 +96,7 @@ def test_names() -> None:
 
 def load_whole(path: Path) -> Checkpoint:
     checkpoint = open_checkpoint(str(path), "auto", 0)
-    load_weights(checkpoint.config, checkpoint.tensors, torch.float32, CPU, lambda *_: None)
+    load_weights(checkpoint.config, checkpoint.tensors, TorchOps(torch.float32), CPU, lambda *_: None)
     return checkpoint
 
 

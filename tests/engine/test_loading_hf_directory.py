@@ -14,6 +14,7 @@ from engine.config import ConfigError
 from engine.loading.checkpoint import open_checkpoint
 from engine.loading.hf_directory import DummyWeights
 from engine.loading.weights import load_weights
+from engine.models.layers import TorchOps
 from tests.support.tiny_models import CPU, make_model
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -33,7 +34,8 @@ def sharded(tmp_path: Path) -> Path:
 
 def load(path: Path, load_format: str = "auto", seed: int = 0) -> dict[str, torch.Tensor]:
     checkpoint = open_checkpoint(str(path), load_format, seed)
-    weights = load_weights(checkpoint.config, checkpoint.tensors, torch.float32, CPU, lambda *_: None)
+    ops = TorchOps(torch.float32)
+    weights = load_weights(checkpoint.config, checkpoint.tensors, ops, CPU, lambda *_: None)
     return {str(index): tensor for index, tensor in enumerate(weights.tensors())}
 
 

@@ -9,6 +9,7 @@ import torch
 
 from engine.loading.checkpoint import open_checkpoint
 from engine.loading.weights import load_weights
+from engine.models.layers import TorchOps
 from tests.support.tiny_models import CPU, make_model
 
 
@@ -17,25 +18,25 @@ def test_parts_are_fused_in_order(tmp_path: Path, shard: str) -> None:
     model = make_model(attention_bias=True)
     model.save_pretrained(tmp_path, max_shard_size=shard)
     opened = open_checkpoint(str(tmp_path), "auto", 0)
-    weights = load_weights(opened.config, opened.tensors, torch.float32, CPU, lambda *_: None)
+    weights = load_weights(opened.config, opened.tensors, TorchOps(torch.float32), CPU, lambda *_: None)
     attention, mlp = model.model.layers[1].self_attn, model.model.layers[1].mlp
     layer = weights.layers[1]
     qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
-    assert torch.equal(layer.qkv.weight, torch.cat([part.weight for part in qkv]))
-    assert layer.qkv.bias is not None
-    assert torch.equal(layer.qkv.bias, torch.cat([part.bias for part in qkv]))
-    assert torch.equal(layer.gate_up.weight, torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]))
-    assert layer.gate_up.bias is None
+    weight, bias = layer.qkv.tensors()
+    assert torch.equal(weight, torch.cat([part.weight for part in qkv]))
+    assert torch.equal(bias, torch.cat([part.bias for part in qkv]))
+    (weight,) = layer.gate_up.tensors()
+    assert torch.equal(weight, torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]))
     assert not any(tensor.requires_grad for tensor in weights.tensors())
 
 
 def test_norms_stay_float32_and_the_rest_takes_the_dtype(tmp_path: Path) -> None:
     make_model(tie_word_embeddings=True).save_pretrained(tmp_path)
     opened = open_checkpoint(str(tmp_path), "auto", 0)
-    weights = load_weights(opened.config, opened.tensors, torch.bfloat16, CPU, lambda *_: None)
-    assert weights.norm.weight.dtype is torch.float32
-    assert weights.layers[0].down.weight.dtype is torch.bfloat16
-    assert weights.lm_head.weight.data_ptr() == weights.embedding.data_ptr()
+    weights = load_weights(opened.config, opened.tensors, TorchOps(torch.bfloat16), CPU, lambda *_: None)
+    assert [tensor.dtype for tensor in weights.norm.tensors()] == [torch.float32]
+    assert [tensor.dtype for tensor in weights.layers[0].down.tensors()] == [torch.bfloat16]
+    assert [tensor.data_ptr() for tensor in weights.lm_head.tensors()] == [weights.embedding.data_ptr()]
 
 
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
@@ -43,7 +44,8 @@ def test_progress_grows_to_the_total(tmp_path: Path, load_format: str) -> None:
     make_model().save_pretrained(tmp_path, max_shard_size="60KB")
     opened = open_checkpoint(str(tmp_path), load_format, 0)
     calls: list[tuple[str, int, int]] = []
-    load_weights(opened.config, opened.tensors, torch.float32, CPU, lambda *call: calls.append(call))
+    ops = TorchOps(torch.float32)
+    load_weights(opened.config, opened.tensors, ops, CPU, lambda *call: calls.append(call))
     done = [done for _, done, _ in calls]
     totals = {total for _, _, total in calls}
     assert {phase for phase, _, _ in calls} == {"weights"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -99,6 +100,7 @@ def metadata(
         seq_lens=ints([context + rows for context, rows in spans]),
         block_tables=ints([[*table, *[0] * (width - len(table))] for table in tables]),
         slot_mapping=ints(slots),
+        num_decodes=len(list(itertools.takewhile(lambda span: span[1] == 1, spans))),
         max_query_len=max(rows for _, rows in spans),
         max_seq_len=max(context + rows for context, rows in spans),
     )

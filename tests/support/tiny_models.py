@@ -19,6 +19,7 @@ from engine.execution.runner import ModelRunner
 from engine.loading.checkpoint import Checkpoint, open_checkpoint
 from engine.loading.weights import load_weights
 from engine.messages import SamplingParams
+from engine.models.layers import TorchOps
 from engine.models.llama import LlamaModel
 from engine.models.rope import RopeTable
 from engine.schedule import SampleSpec, ScheduledChunk, SchedulerOutput
@@ -78,11 +79,12 @@ class Loaded:
         dtype: torch.dtype = torch.float32,
         num_blocks: int = 40,
         block_size: int = 16,
-        row_tile: int | None = None,
+        deterministic: bool = False,
     ) -> None:
         self.config: ModelConfig = checkpoint.config
         self.block_size = block_size
-        self.weights = load_weights(self.config, checkpoint.tensors, dtype, CPU, lambda *_: None, row_tile)
+        ops = TorchOps(dtype, deterministic=deterministic)
+        self.weights = load_weights(self.config, checkpoint.tensors, ops, CPU, lambda *_: None)
         config = self.config
         self.pool = torch.full(
             (num_blocks, config.num_layers, 2, config.num_kv_heads, block_size, config.head_dim),
