@@ -6,6 +6,7 @@ The terminal and the page say the same, in these words.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -188,10 +189,8 @@ def notes_of(report: Report) -> list[str]:
         case RunReport():
             found = [*_losses(report), *_remarks(report)]
         case SweepReport():
-            remarks = _gathered(
-                (value_words(report, point.value), _remarks(point.run)) for point in report.points
-            )
-            found = [*report.notes, *_losses_of_points(report), *remarks]
+            labelled = [(value_words(report, point.value), _remarks(point.run)) for point in report.points]
+            found = [*report.notes, *_losses_of_points(report), *_gathered(_with_ranges(labelled))]
         case CompareReport():
             sides = (("A", report.a), ("B", report.b))
             found = [
@@ -259,3 +258,32 @@ def _gathered(labelled: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
         sentence if len(labels) == len(everyone) else f"{joined(labels)}: {sentence}"
         for sentence, labels in whose.items()
     ]
+
+
+_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+
+
+def _with_ranges(labelled: Sequence[tuple[str, Sequence[str]]]) -> list[tuple[str, list[str]]]:
+    """The same with one sentence in place of those that differ in one number, from its least to its most."""
+    alike: dict[str, list[str]] = {}
+    for sentence in (sentence for _, sentences in labelled for sentence in sentences):
+        alike.setdefault(_NUMBER.sub("#", sentence), []).append(sentence)
+    in_one = {form: _range_of(sentences) for form, sentences in alike.items()}
+    return [
+        (label, [in_one[_NUMBER.sub("#", sentence)] or sentence for sentence in sentences])
+        for label, sentences in labelled
+    ]
+
+
+def _range_of(sentences: Sequence[str]) -> str | None:
+    """None if they differ in more than one number."""
+    columns = list(zip(*map(_NUMBER.findall, sentences), strict=True))
+    differing = [index for index, column in enumerate(columns) if len(set(column)) > 1]
+    if len(differing) > 1:
+        return None
+    if not differing:
+        return sentences[0]
+    (index,) = differing
+    found = sorted(columns[index], key=lambda digits: float(digits.replace(",", "")))
+    place = list(_NUMBER.finditer(sentences[0]))[index]
+    return f"{sentences[0][: place.start()]}{found[0]} to {found[-1]}{sentences[0][place.end() :]}"

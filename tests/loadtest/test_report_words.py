@@ -120,6 +120,23 @@ def test_a_sweep_tells_whose_fault_it_is_and_what_all_share_once() -> None:
     assert notes_of(sweep).count(late.notes[0]) == 1
 
 
+def test_what_differs_between_loads_in_one_number_is_told_as_a_range() -> None:
+    sweep = sweep_report(rates=(1, 2, 4))
+    said = (
+        ["61.6% of the tokens were cached.", "Left out: 1,203 rows.", "Of 2 users 1 asked."],
+        ["8.4% of the tokens were cached.", "Of 64 users 31 asked."],
+        ["40.0% of the tokens were cached.", "Left out: 98 rows."],
+    )
+    points = [
+        structs.replace(point, run=structs.replace(point.run, notes=notes))
+        for point, notes in zip(sweep.points, said, strict=True)
+    ]
+    notes = notes_of(structs.replace(sweep, points=points))
+    assert "8.4 to 61.6% of the tokens were cached." in notes
+    assert "1 request/s and 4 requests/s: Left out: 98 to 1,203 rows." in notes
+    assert {"1 request/s: Of 2 users 1 asked.", "2 requests/s: Of 64 users 31 asked."} <= set(notes)
+
+
 def test_a_sweep_gathers_the_failures_of_its_points() -> None:
     assert notes_of(sweep_report(Setting(num_requests=40, failing=0.3), rates=(1, 2)))[0].startswith(
         "At 1 and 2 requests/s"
