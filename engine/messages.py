@@ -339,7 +339,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What was loaded. ``tokenizer_dir`` holds ``tokenizer.json``; ``stop_token_ids`` end a text.
 
     ``kv_bytes`` is what the device pool takes; ``host_*`` and ``disk_*`` are of the other tiers, 0 for one
-    that is off; ``disk_blocks_found`` were on disk already; ``policies`` are eviction, write and restore.
+    that is off; ``host_link`` says how blocks get to a GPU and back, and how fast; ``disk_blocks_found`` were
+    on disk already; ``policies`` are eviction, write and restore.
     ``memory_*_bytes`` are of the memory that the device pool is in, before loading, within the control
     group's limit; ``fingerprint`` changes with the weights, the model's shape and the way of computing;
     ``notes`` are sentences that ``tidegate doctor`` and the start-up log show (fallbacks chosen, settings
@@ -371,6 +372,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     host_blocks: int = 0
     host_kv_bytes: int = 0
+    host_link: str = ""
     disk_blocks: int = 0
     disk_kv_bytes: int = 0
     disk_blocks_found: int = 0

@@ -16,7 +16,7 @@ WINDOW_S = 600.0
 _MAX_DELAY_S = 60.0
 _LEAST_WAIT_S = 1.0  # to tell a client; a start may take longer than the last one did
 _MAY_DIFFER = {
-    "num_blocks", "kv_bytes", "host_blocks", "host_kv_bytes", "disk_blocks", "disk_kv_bytes",
+    "num_blocks", "kv_bytes", "host_blocks", "host_kv_bytes", "host_link", "disk_blocks", "disk_kv_bytes",
     "disk_blocks_found", "memory_total_bytes", "memory_available_bytes", "threads", "notes",
 }  # fmt: skip
 

@@ -90,6 +90,7 @@ def _describe(config: EngineConfig, loaded: LoadedRunner, kv: KvTiers) -> Engine
         loaded.info,
         host_blocks=kv.host_blocks,
         host_kv_bytes=kv.host_blocks * loaded.layout.block_bytes,
+        host_link=kv.host_link,
         disk_blocks=kv.disk_blocks,
         disk_kv_bytes=kv.disk_kv_bytes,
         disk_blocks_found=kv.disk_blocks_found,

@@ -170,7 +170,10 @@ def _describe_lower_tiers(info: EngineInfo) -> tuple[Finding, ...]:
     disk = "off"
     if info.disk_blocks:
         disk = f"{_gib(info.disk_kv_bytes)}: {info.disk_blocks} blocks, {info.disk_blocks_found} found there"
-    return Finding("host KV", host, info.host_kv_bytes), Finding("disk KV", disk, info.disk_kv_bytes)
+    findings = [Finding("host KV", host, info.host_kv_bytes), Finding("disk KV", disk, info.disk_kv_bytes)]
+    if info.host_link:
+        findings.insert(1, Finding("host link", info.host_link, info.host_link))
+    return tuple(findings)
 
 
 def _tier_warnings(info: EngineInfo) -> tuple[str, ...]:

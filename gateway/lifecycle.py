@@ -194,6 +194,8 @@ class _Server:
                 info.host_blocks, info.host_kv_bytes / 2**30,
                 info.disk_blocks, info.disk_kv_bytes / 2**30, info.disk_blocks_found,
             )  # fmt: skip
+        if info.host_link:
+            log.info("between GPU and host: %s", info.host_link)
         scheme = "http" if self._tls is None else "https"
         url = base_url(self._listeners, scheme)
         log.info("serving %s on %s", info.model_name, url)

@@ -100,7 +100,7 @@ _ENGINE_OPTIONS = (
     click.option("--restore", default=_DEFAULTS.restore, show_default=True, metavar="POLICY",
                  help="How KV comes back up: recompute, swap, adaptive, overlap, or module:Class."),
     click.option("--kv-checksums", is_flag=True, default=False,
-                 help="Verify blocks moved between device and host too, on a CPU. Those on disk always are."),
+                 help="Verify blocks in host memory on every move too. Those on disk always are."),
     click.option("--deterministic", is_flag=True, default=False,
                  help="Greedy text is the same with any pool, batch, tier, policy and preemption; slower."),
     click.option("--max-num-seqs", type=_POSITIVE, default=_DEFAULTS.max_num_seqs, show_default=True,

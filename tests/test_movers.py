@@ -658,21 +658,28 @@ def test_pools_that_come_and_go_leave_nothing_behind() -> None:
     assert report["left"] == pytest.approx(0, abs=0.02 * pool)
 
 
-class SteppedRegister:
+class SteppedPinning:
     """Pins chunk by chunk as the test allows; notes what it was given."""
 
-    def __init__(self, fails_at: int | None = None) -> None:
+    def __init__(self, fails_at: int | None = None, *, keeps: bool = False) -> None:
         self.chunks: list[tuple[int, int]] = []
+        self.released: list[int] = []
+        self._keeps = keeps
         self.called = threading.Semaphore(0)
         self._allowed = threading.Semaphore(0)
         self._fails_at = fails_at
 
-    def __call__(self, address: int, num_bytes: int) -> None:
+    def pin(self, address: int, num_bytes: int) -> None:
         self.chunks.append((address, num_bytes))
         self.called.release()
         assert self._allowed.acquire(timeout=PATIENCE_S)
         if len(self.chunks) - 1 == self._fails_at:
             raise OSError("the driver says no")
+
+    def unpin(self, address: int) -> None:
+        self.released.append(address)
+        if self._keeps:
+            raise OSError("the driver does not let go")
 
     def let(self, count: int = 1) -> None:
         self._allowed.release(count)
@@ -690,35 +697,42 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("num_blocks", [1, 7, 100, 1024])
 @pytest.mark.parametrize("block_bytes", [4096, 512, 1000, 4097, 12_288, 65_536, 100_000])
 def test_registered_chunks_begin_on_pages_and_cover_the_pool(num_blocks: int, block_bytes: int) -> None:
-    register = SteppedRegister()
-    register.let(10**6)
-    pool = HostPool(num_blocks, block_bytes, no_op, register)
+    pinning = SteppedPinning()
+    pinning.let(10**6)
+    pool = HostPool(num_blocks, block_bytes, no_op, pinning)
     pool.wait_ready()
-    assert pool.is_pinned
+    assert pool.num_pinned == pool.num_ready == num_blocks
     assert pool.take_ready() == num_blocks
     assert pool.slots.shape == (num_blocks, block_bytes)
     expected = pool.slots.ctypes.data
-    for address, num_bytes in register.chunks:
+    for address, num_bytes in pinning.chunks:
         assert address == expected
         assert address % 4096 == 0
         expected += num_bytes
-    assert all(num_bytes % 4096 == 0 for _, num_bytes in register.chunks[:-1])
+    assert all(num_bytes % 4096 == 0 for _, num_bytes in pinning.chunks[:-1])
     assert expected == pool.slots.ctypes.data + num_blocks * block_bytes
+    assert pinning.released == []
     pool.close()
+    assert sorted(pinning.released) == [address for address, _ in pinning.chunks]
+    assert pool.num_pinned == 0
+    pool.slots[-1, -1] = 1  # all of it stays mapped
+    pool.close()
+    assert len(pinning.released) == len(pinning.chunks)
 
 
 @pytest.mark.usefixtures("small_chunks")
 def test_chunks_become_usable_in_order_while_others_are_still_taken() -> None:
-    register, ready = SteppedRegister(), threading.Semaphore(0)
-    pool = HostPool(100, 2048, ready.release, register)
+    pinning, ready = SteppedPinning(), threading.Semaphore(0)
+    pool = HostPool(100, 2048, ready.release, pinning)
     waiting = threading.Thread(target=pool.wait_some)
     waiting.start()
     num_usable = 0
     for num_fresh in (32, 32, 32, 4):
-        assert register.called.acquire(timeout=PATIENCE_S)
+        assert pinning.called.acquire(timeout=PATIENCE_S)
         assert pool.take_ready() == 0  # a chunk is not usable before it is pinned
+        assert pool.num_ready == pool.num_pinned == num_usable
         assert num_usable or waiting.is_alive()
-        register.let()
+        pinning.let()
         assert ready.acquire(timeout=PATIENCE_S)
         assert pool.take_ready() == num_fresh
         assert pool.take_ready() == 0
@@ -736,44 +750,58 @@ def test_chunks_become_usable_in_order_while_others_are_still_taken() -> None:
 def test_memory_that_cannot_be_pinned_is_used_unpinned(
     fails_at: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    register, calls = SteppedRegister(fails_at), []
-    register.let(10)
+    pinning, calls = SteppedPinning(fails_at), []
+    pinning.let(10)
     with caplog.at_level(logging.WARNING):
-        pool = HostPool(100, 4096, lambda: calls.append(None), register)
+        pool = HostPool(100, 4096, lambda: calls.append(None), pinning)
         pool.wait_ready()
-    assert not pool.is_pinned
-    assert pool.take_ready() == 100
-    assert len(register.chunks) == fails_at + 1  # and then no more
+    assert pool.num_pinned == fails_at * CHUNK_BYTES // 4096
+    assert pool.take_ready() == pool.num_ready == 100
+    assert len(pinning.chunks) == fails_at + 1  # and then no more
     assert len(calls) == 7
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "the driver says no" in caplog.text
+    assert f"up to slot {pool.num_pinned} only (the driver says no)" in caplog.text
+    pool.close()
+    assert len(pinning.released) == fails_at
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_memory_that_the_driver_does_not_let_go_of_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    pinning = SteppedPinning(keeps=True)
+    pinning.let(10)
+    pool = HostPool(100, 4096, no_op, pinning)
+    pool.wait_ready()
+    pool.close()
+    assert len(pinning.released) == len(pinning.chunks) == 7
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "7 chunks of host memory cannot be unpinned (the driver does not let go)" in caplog.text
 
 
 def test_a_pool_without_a_gpu_is_not_pinned() -> None:
     pool = HostPool(3, 100, no_op)
     pool.wait_ready()
-    assert not pool.is_pinned
+    assert (pool.num_pinned, pool.num_ready) == (0, 3)
     assert not pool.slots.any()
     pool.close()
 
 
 @pytest.mark.usefixtures("small_chunks")
 def test_closing_in_mid_fill_ends_the_thread_after_the_chunk_at_hand() -> None:
-    register = SteppedRegister()
-    pool = HostPool(1000, 4096, no_op, register)
-    register.let(2)
+    pinning = SteppedPinning()
+    pool = HostPool(1000, 4096, no_op, pinning)
+    pinning.let(2)
     for _ in range(3):
-        assert register.called.acquire(timeout=PATIENCE_S)
+        assert pinning.called.acquire(timeout=PATIENCE_S)
     assert "host-kv" in thread_names()
     closer = threading.Thread(target=pool.close)
     closer.start()
     while not pool._closing:
         closer.join(0.001)
-    register.let(1000)
+    pinning.let(1000)
     closer.join(PATIENCE_S)
     assert not closer.is_alive()
     assert "host-kv" not in thread_names()
-    assert len(register.chunks) == 3
+    assert len(pinning.chunks) == 3
     assert pool.take_ready() == 3 * CHUNK_BYTES // 4096
     pool.slots[-1] = 1  # all of it stays mapped
     pool.close()

@@ -21,8 +21,9 @@ from engine.execution.hardware import device_memory
 from engine.execution.runner import LoadedRunner
 from tiering.block_pool import BlockPool
 from tiering.cost_model import CostModel
-from tiering.memory.host_pool import HostPool
+from tiering.memory.host_pool import HostPool, Pinning
 from tiering.movers.checksums import HostChecksums
+from tiering.movers.copy_stream import CopyError
 from tiering.movers.disk import disk_mover
 from tiering.movers.disk_store import (
     FINGERPRINT_BYTES,
@@ -45,6 +46,7 @@ from tiering.types import Tier, TransferKind
 _DEFAULT_DISK_BYTES = 10 * 2**30
 _LARGE_SHARE = 0.95  # of the free space on a disk, above which others may be left without
 _DEFAULT_HOST_SHARE = 0.25  # of RAM, with a GPU; without one the tier is off
+_GPU_BYTES_IN_FLIGHT = 2**30  # each way: what a fast link moves between two steps, which is when more begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class KvTiers:
     release_memory: Callable[[], None]
     cache_secret: bytes
     host_blocks: int
+    host_link: str
     disk_blocks: int
     disk_kv_bytes: int
     disk_blocks_found: int
@@ -108,6 +111,7 @@ class _Builder:
         self._memory: HostPool | None = None
         self._checksums: HostChecksums | None = None
         self._host: BlockPool | None = None
+        self._host_link = ""
         self._store: DiskStore | None = None
         self._disk: BlockPool | None = None
         self._found: StoreFigures | None = None
@@ -127,22 +131,31 @@ class _Builder:
             tiers=Tiers(
                 device, self._host, self._disk, self._writes, max_sequence_blocks=self._max_sequence_blocks
             ),
-            transfers=TransferEngine(
-                self._movers,
-                self._layout.block_bytes,
-                clock,
-                erase=None if self._store is None else self._store.erase,
-            ),
+            transfers=self._transfers(clock),
             costs=self._costs,
             restore=restore_factory(self._config.restore)(),
             take_new_host_blocks=_none if self._memory is None else self._memory.take_ready,
             release_memory=self._release,
             cache_secret=self._secret(),
             host_blocks=0 if self._memory is None else self._memory.num_blocks,
+            host_link=self._host_link,
             disk_blocks=0 if figures is None else figures.num_slots,
             disk_kv_bytes=0 if figures is None else figures.num_bytes,
             disk_blocks_found=0 if figures is None else figures.num_found,
             notes=tuple(self._notes),
+        )
+
+    def _transfers(self, clock: Callable[[], float]) -> TransferEngine:
+        erase = None if self._store is None else self._store.erase
+        if not self._pool.is_cuda:
+            return TransferEngine(self._movers, self._layout.block_bytes, clock, erase=erase)
+        return TransferEngine(
+            self._movers,
+            self._layout.block_bytes,
+            clock,
+            erase=erase,
+            max_load_bytes=_GPU_BYTES_IN_FLIGHT,
+            max_store_bytes=_GPU_BYTES_IN_FLIGHT,
         )
 
     def _release(self) -> None:
@@ -170,9 +183,7 @@ class _Builder:
         self._store = self._open_store(disk)
         self._disk = self._block_pool(self._store.num_slots, None)
         self._disk.adopt({found.slot: found.label for found in self._store.found})
-        # A GPU's mover keeps no checksums of host slots; records on disk have their own anyway.
-        checksums = None if self._pool.is_cuda else self._checksums
-        mover = disk_mover(self._store, self._memory.slots, checksums, self._wake)
+        mover = disk_mover(self._store, self._memory.slots, self._checksums, self._wake)
         self._movers |= {TransferKind.DEMOTE: mover, TransferKind.PROMOTE: mover}
         self._writes[Tier.HOST] = write_factory(self._config.write_policy)()
         self._memory.wait_some()  # the first requests may be for what was found, which comes by way of it
@@ -200,7 +211,7 @@ class _Builder:
         num_blocks = self._layout.num_blocks(wanted)
         if num_blocks < 1:
             raise ConfigError(f"--host-kv is too small: a block takes {self._layout.block_bytes} bytes.")
-        return HostPool(num_blocks, self._layout.block_bytes, self._wake, self._register())
+        return HostPool(num_blocks, self._layout.block_bytes, self._wake, self._pinning())
 
     def _available_bytes(self) -> int:
         """RAM left for the tier. On a CPU weights and pool are in it too, maybe not with all pages yet."""
@@ -208,27 +219,29 @@ class _Builder:
             return device_memory(torch.device("cpu")).available
         return self._info.memory_available_bytes - self._info.weight_bytes - self._info.kv_bytes
 
-    def _register(self) -> Callable[[int, int], None] | None:
+    def _pinning(self) -> Pinning | None:
         if not self._pool.is_cuda:
             return None
+        from tiering.movers.cuda_streams import CudaPinning
 
-        def register(address: int, num_bytes: int) -> None:
-            status = torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0)
-            if int(status) != 0:
-                raise OSError(f"cudaHostRegister answered {status}")
-
-        return register
+        return CudaPinning()
 
     def _link(self, memory: HostPool) -> Mover:
         """The mover between device and host."""
         if not self._pool.is_cuda:
             return thread_mover(as_bytes(self._pool), memory.slots, self._checksums, self._wake)
-        from tiering.movers.cuda import CudaMover
+        from tiering.movers.cuda_streams import cuda_mover
 
-        if self._checksums is not None:
-            self._notes.append("--kv-checksums verifies moves to and from disk only, on a GPU.")
-        host = torch.from_numpy(memory.slots).view(self._pool.dtype).view(-1, *self._layout.block_shape)
-        return CudaMover(self._pool, host, memory.blocks_per_chunk, self._wake)
+        try:
+            mover = cuda_mover(self._pool, memory, self._checksums, self._wake)
+        except CopyError as error:
+            memory.close()
+            raise ConfigError(
+                f"KV blocks cannot be moved between the GPU and host memory ({error});"
+                " --host-kv off does without."
+            ) from error
+        self._host_link = mover.description
+        return mover
 
     def _open_store(self, disk: DiskTier) -> DiskStore:
         directory = Path(disk.path)

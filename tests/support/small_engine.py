@@ -30,7 +30,7 @@ from tiering.block_pool import BlockPool
 from tiering.movers.base import FakeMover, Mischief
 from tiering.policies.registry import eviction_factory, restore_factory, write_factory
 from tiering.tiers import Tiers
-from tiering.transfers import TransferEngine
+from tiering.transfers import Mover, TransferEngine
 from tiering.types import BlockId, BlockLabel, BlockState, Tier, TransferJob, TransferKind, TransferOutcome
 
 
@@ -97,7 +97,8 @@ class SmallEngine:
 
     Recounts everything after every step.
 
-    ``host_blocks`` and ``disk_blocks`` of 0 leave those tiers out. The clock is the number of the step.
+    ``host_blocks`` and ``disk_blocks`` of 0 leave those tiers out. ``link`` moves between device and host
+    instead of a scripted mover. The clock is the number of the step.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class SmallEngine:
         prefix_caching: bool = True,
         quantum_steps: float = 2.0,
         backend: Backend | None = None,
+        link: Mover | None = None,
         compiler: Compiler | None = None,
         forget_grammar: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -154,8 +156,8 @@ class SmallEngine:
         self._num_steps = 0
         self.transfers = TransferEngine(
             {
-                TransferKind.SWAP_OUT: self.link,
-                TransferKind.SWAP_IN: self.link,
+                TransferKind.SWAP_OUT: link or self.link,
+                TransferKind.SWAP_IN: link or self.link,
                 TransferKind.DEMOTE: self.disk,
                 TransferKind.PROMOTE: self.disk,
             },

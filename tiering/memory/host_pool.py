@@ -1,8 +1,9 @@
 """Memory of the host tier: RAM that is taken chunk by chunk in the background, and pinned if there is a GPU.
 
-Runs on: the thread ``host-kv`` touches and registers chunks; the step thread asks how far it is. A pinned
+Runs on: the thread ``host-kv`` touches and pins chunks; the step thread asks how far it is. A pinned
 allocator would round the pool up to a power of two and hold up the start (16 GB take 8 s), so the region is
-mapped here, and each chunk is registered with the driver as it is ready.
+mapped here, and each chunk is registered with the driver as it is ready. Registering holds a lock that
+other calls of the driver wait for, about 0.1 s a GB: hence small chunks.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import math
 import mmap
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,15 +22,23 @@ import numpy.typing as npt
 logger = logging.getLogger(__name__)
 
 _PAGE = 4096
-_CHUNK_BYTES = 256 * 2**20
+_CHUNK_BYTES = 64 * 2**20
+
+
+class Pinning(Protocol):
+    """Pins memory for copies by a device. Both may raise anything, which is logged."""
+
+    def pin(self, address: int, num_bytes: int) -> None: ...
+
+    def unpin(self, address: int) -> None: ...
 
 
 class HostPool:
     """``num_blocks`` slots of ``block_bytes`` bytes, taken ``blocks_per_chunk`` at a time.
 
-    ``slots`` is uint8 ``[num_blocks, block_bytes]``.
-    ``register(address, num_bytes)`` pins memory; it may raise, and the chunk is then used unpinned.
-    ``on_ready`` is called on the filling thread after each chunk.
+    ``slots`` is uint8 ``[num_blocks, block_bytes]``. With ``pinning`` each chunk is pinned by itself; from
+    the first one on that cannot be, they are used unpinned. ``on_ready`` is called on the filling thread
+    after each chunk.
     """
 
     def __init__(
@@ -36,13 +46,13 @@ class HostPool:
         num_blocks: int,
         block_bytes: int,
         on_ready: Callable[[], None],
-        register: Callable[[int, int], None] | None = None,
+        pinning: Pinning | None = None,
     ) -> None:
         self.num_blocks = num_blocks
-        self.is_pinned = register is not None
         self._block_bytes = block_bytes
         self._on_ready = on_ready
-        self._register = register
+        self._pinning = pinning
+        self._may_pin = pinning is not None
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._region = mmap.mmap(-1, num_blocks * block_bytes, flags=flags)
         with contextlib.suppress(AttributeError, OSError):
@@ -52,12 +62,24 @@ class HostPool:
         )
         blocks_per_page = _PAGE // math.gcd(block_bytes, _PAGE)  # so that chunks end on pages
         self.blocks_per_chunk = max(1, _CHUNK_BYTES // block_bytes // blocks_per_page) * blocks_per_page
+        self._pinned_chunks: list[int] = []  # their addresses
+        self._num_pinned = 0
         self._num_ready = 0
         self._num_taken = 0
         self._closing = False
         self._has_some = threading.Event()
         self._thread = threading.Thread(target=self._fill, name="host-kv", daemon=True)
         self._thread.start()
+
+    @property
+    def num_ready(self) -> int:
+        """How many slots, from the first one on, are usable."""
+        return self._num_ready
+
+    @property
+    def num_pinned(self) -> int:
+        """How many slots, from the first one on, are pinned. Of a usable slot that never changes."""
+        return self._num_pinned
 
     def take_ready(self) -> int:
         """How many slots, from the last taken one on, have become usable since the last call."""
@@ -74,9 +96,13 @@ class HostPool:
         self._thread.join()
 
     def close(self) -> None:
-        """Stop filling."""
+        """Stop filling and unpin all; no copy may be under way any more. The memory itself stays."""
         self._closing = True
         self._thread.join()
+        chunks, self._pinned_chunks, self._num_pinned = self._pinned_chunks, [], 0
+        errors = [error for chunk in chunks if (error := self._try_unpin(chunk)) is not None]
+        if errors:
+            logger.warning("%d chunks of host memory cannot be unpinned (%s)", len(errors), errors[0])
 
     def _fill(self) -> None:
         step = self.blocks_per_chunk
@@ -85,17 +111,34 @@ class HostPool:
                 return
             chunk = self.slots[first : first + step].reshape(-1)
             chunk[::_PAGE] = 0  # takes the pages, with the interpreter's lock released
-            self._pin(chunk)
-            self._num_ready = min(first + step, self.num_blocks)
+            end = min(first + step, self.num_blocks)
+            if self._try_pin(chunk):
+                self._num_pinned = end
+            self._num_ready = end
             self._has_some.set()
             self._on_ready()
 
-    def _pin(self, chunk: npt.NDArray[np.uint8]) -> None:
-        if self._register is None:
-            return
+    def _try_pin(self, chunk: npt.NDArray[np.uint8]) -> bool:
+        if self._pinning is None or not self._may_pin:
+            return False
+        address = chunk.ctypes.data
         try:
-            self._register(chunk.ctypes.data, chunk.nbytes)
+            self._pinning.pin(address, chunk.nbytes)
         except Exception as error:
-            logger.warning("host memory cannot be pinned (%s); copies to the GPU will be slower", error)
-            self._register = None
-            self.is_pinned = False
+            logger.warning(
+                "host memory can be pinned up to slot %d only (%s); copies between the others and the GPU"
+                " are slower and hold up steps",
+                self._num_pinned, error,
+            )  # fmt: skip
+            self._may_pin = False
+            return False
+        self._pinned_chunks.append(address)
+        return True
+
+    def _try_unpin(self, address: int) -> Exception | None:
+        assert self._pinning is not None
+        try:
+            self._pinning.unpin(address)
+        except Exception as error:
+            return error
+        return None
