@@ -24,8 +24,8 @@ from tiering.movers.checksums import HostChecksums
 from tiering.movers.cuda import CudaMover
 from tiering.types import TransferKind
 
-NUM_REQUESTS = 12
-MAX_TOKENS = 12
+NUM_REQUESTS = 16
+MAX_TOKENS = 28
 SEQUENCE_BLOCKS = 6
 HOST_BLOCKS = 60
 

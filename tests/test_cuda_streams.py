@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import inspect
 import threading
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +18,12 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from engine.config import ConfigError, DiskTier, EngineConfig, MemorySize
+from engine.execution.tiers import build_tiers
+from tests.gateway.house import engine_info
 from tests.test_cuda_driver import FakeLibrary
 from tiering.memory.host_pool import HostPool
+from tiering.memory.layout import KVLayout
 from tiering.movers import cuda_streams
 from tiering.movers.checksums import HostChecksums
 from tiering.movers.copy_stream import CopyError
@@ -179,6 +185,45 @@ def test_when_the_first_entry_fails_the_next_one_is_taken(
     assert "CUDA_ERROR_NOT_SUPPORTED" in caplog.text
     mover.close()
     memory.close()
+
+
+LAYOUT = KVLayout(num_layers=2, num_kv_heads=2, block_size=16, head_dim=8, dtype_bytes=4)
+
+
+def loaded(num_blocks: int) -> Any:
+    """What loading would give on a GPU, as far as tiers are built from it."""
+    pool = FakePool(np.zeros((num_blocks, LAYOUT.block_bytes), dtype=np.uint8))
+    return SimpleNamespace(pool=pool, layout=LAYOUT, fingerprint=b"f" * 16, info=engine_info(""))
+
+
+def test_an_engine_on_a_gpu_builds_its_tiers_with_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine = Machine(monkeypatch, 13000)
+    config = EngineConfig(
+        model="",
+        host_kv=MemorySize(num_bytes=40 * LAYOUT.block_bytes),
+        disk_kv=DiskTier(str(tmp_path / "kv"), MemorySize(num_bytes=2**20)),
+        kv_checksums=True,
+    )
+    kv = build_tiers(config, loaded(20), lambda: None, time.perf_counter)
+    assert kv.host_blocks == 40
+    assert kv.host_link.startswith("batched copies as of CUDA 12.8, ")
+    assert not any("checksums" in note for note in kv.notes)
+    jobs = [TransferJob(TransferId(i), OUT, BlockId(i), BlockId(i), None) for i in range(20)]
+    kv.transfers.submit(jobs)
+    assert [result.outcome for result in kv.transfers.drain(PATIENCE_S)] == [TransferOutcome.DONE] * 20
+    kv.transfers.close()
+    assert machine.registered
+    kv.release_memory()
+    assert machine.registered == {}
+
+
+def test_a_gpu_whose_copies_do_not_work_is_the_users_to_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, 12040)
+    machine.library.answers["copy"] = 801
+    config = EngineConfig(model="", host_kv=MemorySize(num_bytes=40 * LAYOUT.block_bytes))
+    with pytest.raises(ConfigError, match=r"CUDA_ERROR_NOT_SUPPORTED.*; --host-kv off does without\.$"):
+        build_tiers(config, loaded(20), lambda: None, time.perf_counter)
+    assert machine.registered == {}
 
 
 def test_torchs_errors_are_told_as_ours(monkeypatch: pytest.MonkeyPatch) -> None:

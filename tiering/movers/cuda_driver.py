@@ -106,7 +106,7 @@ class CudaDriver:
             symbol = ctypes.CDLL(_LIBRARY).cuGetProcAddress_v2  # since CUDA 12.0
         except (OSError, AttributeError) as error:
             raise CudaDriverMissingError(f"{_LIBRARY} cannot be used: {error}") from error
-        return cls(GetProcAddress(ctypes.cast(symbol, ctypes.c_void_p).value))
+        return cls(GetProcAddress(ctypes.cast(symbol, ctypes.c_void_p).value or 0))
 
     def copy_to_device(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         """Enqueue one copy from host to device. Raises CudaDriverError."""
