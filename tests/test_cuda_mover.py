@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.fake_cuda import FakeDevice, FakePinning
+from tests.support.fake_cuda import FakeDevice, FakeEvent, FakePinning
 from tiering.memory import host_pool
 from tiering.memory.host_pool import HostPool
 from tiering.movers import cuda
@@ -74,13 +74,9 @@ class Bench:
             assert self.checksums is not None
             self.checksums.note(slot, checksum(self.host[slot]))
         self.woken = threading.Semaphore(0)
-        self.mover = CudaMover(
-            self.device.ends(self.host),
-            self.memory,
-            self.device.path(self.host, is_batched=is_batched),
-            self.checksums,
-            self.woken.release,
-        )
+        self.path = self.device.path(self.host, is_batched=is_batched)
+        ends = self.device.ends(self.host)
+        self.mover = CudaMover(ends, self.memory, self.path, self.checksums, self.woken.release)
         self.numbers = iter(range(10**9))
 
     @property
@@ -260,18 +256,13 @@ def test_moves_that_waited_in_the_mover_are_behind_compute_of_when_they_begin(
 
 def test_the_directions_do_not_wait_for_each_other() -> None:
     with bench() as b:
-        outward = b.jobs(OUT, [(0, 0)])
-        b.mover.submit(outward)
-        queue = b.mover._directions[OUT]._stream._queue  # type: ignore[attr-defined]
-        held, queue_copy = list(queue), queue
-        with b.device.changed:
-            queue_copy.clear()
-        inward = b.jobs(IN, [(1, 1)])
-        b.mover.submit(inward)
+        gate = FakeEvent(b.device)
+        outward, inward = b.jobs(OUT, [(0, 0)]), b.jobs(IN, [(1, 1)])
+        b.path.streams[OUT].enqueue(lambda: None, after=gate)  # type: ignore[attr-defined]
+        b.mover.submit(outward + inward)
         b.settle()
         assert ids(b.mover.poll()) == [inward[0].transfer_id]
-        with b.device.changed:
-            queue_copy.extend(held)
+        gate.over = True
         b.settle()
         assert ids(b.mover.poll()) == [outward[0].transfer_id]
 

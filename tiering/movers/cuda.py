@@ -91,8 +91,8 @@ class CudaMover:
 class _Batch:
     """Moves of one direction that were enqueued together; ``started`` and ``ended`` enclose their copies.
 
-    ``outcomes`` has those that are not DONE. ``seen_at``: when the watching thread knew that it has ended, and
-    had verified it if it has to be; None until then.
+    ``outcomes`` has those that are not DONE. ``seen_at``: when the watching thread had seen it
+    end, and verified it if it has to be; None until then.
     """
 
     def __init__(self, jobs: Sequence[TransferJob], submitted_at: float) -> None:
