@@ -5,7 +5,7 @@ with its schedule, its line on the terminal and the server's metrics beside it, 
 kept up if every token came, at the rate at which they were to be written, and the run calls itself on
 schedule. Beside that stand the share of the core that it took, how late its event loop was, and how long
 after the server wrote a piece it was stamped as come, by the one clock of the machine. What lies between
-those two is the kernel's time and ours. ``--client aiohttp`` puts that library's client where our driver is.
+those two is the kernel's time, aiohttp's and ours.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import uvloop
 
-from benchmarks.aiohttp_driver import AiohttpDriver
 from benchmarks.report import print_table, write_json
 from benchmarks.scripted_openai import Record, Reply, Script, scripted_openai
 from loadtest.clock import MonotonicClock
@@ -42,7 +41,6 @@ from loadtest.schedule import schedule
 from loadtest.scrape import Scraper, metrics_url
 from loadtest.timeline import Outcome, Timeline
 
-ClientName = Literal["tideload", "aiohttp"]
 _TO_REACH = 20_000  # tokens a second
 _METRICS = "".join(f"tidegate_requests_running {number}\n" for number in range(300))
 
@@ -54,7 +52,6 @@ class Figures:
     ``tokens_s`` and ``asked_tokens_s`` are of the time in which all streams go on.
     """
 
-    client: str
     transport: str
     streams: int
     asked_tokens_s: float
@@ -99,20 +96,17 @@ class Streams:
         return sum(self.starts_s <= at < self.length_s for at in times) / (self.length_s - self.starts_s)
 
 
-async def measure(client: ClientName, transport: TransportName, streams: Streams) -> Figures:
+async def measure(transport: TransportName, streams: Streams) -> Figures:
     script = Script(replies=(Reply(gap_s=streams.gap_s),), metrics=_METRICS)
     with scripted_openai(script) as server, _apart_from(server.pid):
         api: ApiName = "chat" if transport == "sse" else "responses"
         target = Target(server.url, "scripted", api=api, transport=transport)
         options, clock = Options(tells_usage=True), MonotonicClock()
-        driver: Driver = AiohttpDriver(target, options, clock)
-        if client == "tideload":
-            driver = ServerDriver(target, options, clock)
         plan = streams.plan()
-        measured = await _run(plan, driver, clock, target)
+        measured = await _run(plan, ServerDriver(target, options, clock), clock, target)
         origin = time.perf_counter() - clock.now()
         delays_s = _delays(measured.timelines, await asyncio.to_thread(server.records), origin)
-    return _figures(client, transport, streams, measured, schedule(plan, measured).faults, delays_s)
+    return _figures(transport, streams, measured, schedule(plan, measured).faults, delays_s)
 
 
 async def _run(plan: Plan, driver: Driver, clock: MonotonicClock, target: Target) -> Measured:
@@ -137,7 +131,6 @@ class _Terminal(io.StringIO):
 
 
 def _figures(
-    client: str,
     transport: str,
     streams: Streams,
     measured: Measured,
@@ -150,7 +143,6 @@ def _figures(
         1000 * _quantile(values, share) for values in (measured.loop_lag_s, delays_s) for share in (0.5, 0.99)
     )
     return Figures(
-        client,
         transport,
         streams.number,
         streams.number / streams.gap_s,
@@ -197,17 +189,13 @@ def main() -> None:
     parser.add_argument("--gap-ms", type=float, default=20.0, help="between tokens of a stream (20)")
     parser.add_argument("--length", type=float, default=10.0, metavar="S", help="of each stream (10)")
     parser.add_argument("--transport", choices=("sse", "ws"), nargs="+", default=["sse", "ws"])
-    parser.add_argument("--client", choices=("tideload", "aiohttp"), nargs="+", default=["tideload"])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE too")
     arguments = parser.parse_args()
     allow_connections(max(arguments.streams))
     rounds = []
-    for number, client, transport in product(arguments.streams, arguments.client, arguments.transport):
-        if client == "aiohttp" and transport == "ws":
-            continue  # it is there for the comparison over SSE
+    for number, transport in product(arguments.streams, arguments.transport):
         streams = Streams(number, arguments.gap_ms / 1000, arguments.length)
-        way = cast(TransportName, transport)
-        rounds.append(uvloop.run(measure(cast(ClientName, client), way, streams)))
+        rounds.append(uvloop.run(measure(cast(TransportName, transport), streams)))
     _print(rounds)
     write_json(
         arguments.json,
@@ -220,12 +208,12 @@ def main() -> None:
 
 def _print(rounds: Sequence[Figures]) -> None:
     columns = (
-        "client", "streams", "asked", "tokens/s", "core", "µs a token", "loop lag p50, p99",
+        "transport", "streams", "asked", "tokens/s", "core", "µs a token", "loop lag p50, p99",
         "delivery p50, p99", "kept up",
     )  # fmt: skip
     rows = [
         (
-            f"{found.client}, {found.transport}",
+            found.transport,
             str(found.streams),
             f"{found.asked_tokens_s:,.0f}",
             f"{found.tokens_s:,.0f}",
@@ -238,14 +226,12 @@ def _print(rounds: Sequence[Figures]) -> None:
         for found in rounds
     ]
     print_table("streamed tokens that a load test reads on one core", columns, rows)
-    for client, transport in dict.fromkeys((found.client, found.transport) for found in rounds):
+    for transport in dict.fromkeys(found.transport for found in rounds):
         kept = [
-            found.asked_tokens_s
-            for found in rounds
-            if (found.client, found.transport) == (client, transport) and found.has_kept_up
+            found.asked_tokens_s for found in rounds if found.transport == transport and found.has_kept_up
         ]
         has = "has" if max(kept, default=0) >= _TO_REACH else "has NOT"
-        print(f"{client} over {transport} {has} kept up with {_TO_REACH:,} tokens a second.")
+        print(f"Over {transport} it {has} kept up with {_TO_REACH:,} tokens a second.")
 
 
 if __name__ == "__main__":

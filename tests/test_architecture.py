@@ -78,8 +78,7 @@ DECIDERS = (
     "loadtest.intervals", "loadtest.latency", "loadtest.measured", "loadtest.schedule",
     "loadtest.server_measures", "loadtest.slo", "loadtest.stats", "loadtest.steady", "loadtest.summary",
     "loadtest.drivers.answer", "loadtest.drivers.apis", "loadtest.drivers.events",
-    "loadtest.drivers.failures", "loadtest.drivers.frames", "loadtest.drivers.http_reader",
-    "loadtest.drivers.target",
+    "loadtest.drivers.failures", "loadtest.drivers.target",
 )  # fmt: skip
 DOING = {"torch", "socket", "threading", "time", "asyncio", "selectors", "concurrent", "datetime"}
 

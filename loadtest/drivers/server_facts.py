@@ -13,7 +13,7 @@ from typing import Any, Self
 import aiohttp
 
 from loadtest.drivers.base import ServerUnreachableError
-from loadtest.drivers.connection import loss_reason
+from loadtest.drivers.session import reason_of
 from loadtest.drivers.target import Target
 from loadtest.drivers.vocabulary import Vocabulary, VocabularyError
 
@@ -116,16 +116,9 @@ class ServerPages:
 
 def _reason(error: Exception) -> str:
     """In the words that a timeline has for it."""
-    match error:
-        case aiohttp.ClientConnectorDNSError():
-            return "host not found"
-        case aiohttp.ClientSSLError():
-            return "tls failed"
-        case aiohttp.ClientConnectorError():
-            return loss_reason(error.os_error)
-        case TimeoutError():
-            return f"no answer within {_PATIENCE_S} s"
-    return "connection closed"
+    if isinstance(error, TimeoutError):
+        return f"no answer within {_PATIENCE_S} s"
+    return reason_of(error)
 
 
 def _path(found: Any, *names: str) -> Any:

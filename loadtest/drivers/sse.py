@@ -1,156 +1,165 @@
 """Answers as server-sent events over HTTP/1.1, on connections that are kept.
 
-Runs on the event loop. Blocks: never.
+Runs on the event loop. Blocks: never. What comes is stamped when the task that reads it has its turn, before
+it is looked at for events; aiohttp has taken it out of HTTP's chunks by then.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import aiohttp
 
 from loadtest.clock import Clock
 from loadtest.drivers.answer import Answer
-from loadtest.drivers.connection import Connection, Dialer, Owner
 from loadtest.drivers.events import CONTENT_TYPE, EventReader, EventTooLongError
 from loadtest.drivers.failures import http_failure
-from loadtest.drivers.http_reader import BadHttpError, Head, ResponseReader
+from loadtest.drivers.session import (
+    NARROW_BYTES,
+    NOT_SENT,
+    STALE_S,
+    ConnectError,
+    Sessions,
+    StaleConnectionError,
+    reason_of,
+    refusal,
+)
 from loadtest.drivers.target import Target
 
-_MAX_REFUSAL = 64 * 1024
+_HEADERS = {"content-type": "application/json", "accept": CONTENT_TYPE, "accept-encoding": "identity"}
 _PLAIN = ("", "identity")
 _PATIENCE_S = 0.002  # with the end of a response whose answer is over: mostly it is on its way
 _ENDING_S = 1.0  # after which such a response is cut off
 
 
-def request_head(
-    method: str, path: str, target: Target, headers: Mapping[str, str], *, length: int | None = None
-) -> bytes:
-    """The user's own headers go before ours."""
-    address = target.address
-    wanted = {"host": address.authority, "user-agent": "tideload", **headers}
-    wanted |= {name.lower(): value for name, value in target.headers.items()}
-    if length is not None:
-        wanted["content-length"] = str(length)
-    lines = "".join(f"{name}: {value}\r\n" for name, value in wanted.items())
-    return f"{method} {address.prefix}{path} HTTP/1.1\r\n{lines}\r\n".encode()
+@dataclass(slots=True)
+class _Sending:
+    """Where aiohttp puts a request: on a connection that had another one before, or on a new one."""
+
+    is_reused: bool = False
 
 
 class SseTransport:
-    """Implements loadtest.drivers.driver.Transport."""
+    """Implements loadtest.drivers.driver.Transport.
+
+    ``_endings``: of responses whose answers are over. aiohttp takes a connection back by itself when its
+    response has come to its end.
+    """
 
     def __init__(self, target: Target, path: str, clock: Clock) -> None:
         self._target = target
-        self._path = path
+        self._url = target.address.url + path
         self._clock = clock
-        self._dialer = Dialer(target.address)
+        self._sessions = Sessions(target, _HEADERS, trace_configs=[_reuse_tracing()])
+        self._endings: set[asyncio.Task[None]] = set()
 
-    def request(self, body: bytes) -> bytes:
-        headers = {"content-type": "application/json", "accept": CONTENT_TYPE, "accept-encoding": "identity"}
-        return request_head("POST", self._path, self._target, headers, length=len(body)) + body
-
-    async def connect(self, owner: Owner, *, is_narrow: bool) -> Connection:
-        """Raises ConnectError."""
-        return await self._dialer.dial(
-            lambda: _SseConnection(self._clock, owner, is_narrow=is_narrow), is_narrow=is_narrow
-        )
-
-
-class _SseConnection(Connection):
-    """Between exchanges ``_response`` is None. One that outlasts its exchange is read to its end."""
-
-    _response: ResponseReader | None = None
-    _head: Head | None = None
-    _ending: asyncio.TimerHandle | None = None  # what is done if the end of the response does not come
-
-    def _begin(self) -> None:
-        self._response, self._head = ResponseReader(), None
-        self._events = EventReader()
-        self._ending = None
-        self._refusal = b""
-
-    def _take(self, data: bytes, at: float) -> None:
-        response = self._response
-        if response is None:
-            self.cut()  # nobody asked for it
-            return
-        self._may_be_stale = False
+    async def open(self) -> None:
+        """Any answer will do. Raises ConnectError."""
+        url = f"{self._target.address.url}/v1/models"
         try:
-            body = response.feed(data)
-            if self._head is None and response.head is not None:
-                self._take_head(response.head, at)
-            if body:
-                self._take_body(body, at)
-        except BadHttpError:
-            self._fail("not http", at)
-            return
+            async with self._sessions.get(is_narrow=False).get(url, allow_redirects=False) as response:
+                await refusal(response)
+        except NOT_SENT as error:
+            raise ConnectError(reason_of(error)) from None
+
+    async def close(self) -> None:
+        for ending in self._endings:
+            ending.cancel()
+        await asyncio.gather(*self._endings, return_exceptions=True)
+        await self._sessions.close()
+
+    async def carry(self, body: bytes, answer: Answer) -> None:
+        """Raises ConnectError and StaleConnectionError."""
+        response = await self._send(body, is_narrow=answer.pause_s > 0)
+        try:
+            await self._read(response, answer)
+        except aiohttp.ClientError:
+            answer.fail(_loss(response), self._clock.now())
         except EventTooLongError:
-            self._fail("event not understood", at)
-            return
-        if response.is_over:
-            self._take_last(at)
-        elif self._answer is not None and self._answer.is_over:
-            self._await_end(self._answer)
+            answer.fail("event not understood", self._clock.now())
+        finally:
+            if not answer.was_ended:
+                response.close()
+        if answer.was_ended:
+            await self._await_end(response)
 
-    def _await_end(self, answer: Answer) -> None:
-        """The answer is over, its response is not: its last bytes come apart, or somebody left."""
-        if not answer.was_ended:
-            self._finish()
-            self.cut()
-        elif self._ending is None:
-            self._ending = asyncio.get_running_loop().call_later(_PATIENCE_S, self._go_on_without)
-
-    def _go_on_without(self) -> None:
-        """Whoever asked goes on; the connection cannot before it has come to its end."""
-        self._ending = asyncio.get_running_loop().call_later(_ENDING_S, self.cut)
-        self._finish()
-
-    def _take_head(self, head: Head, at: float) -> None:
-        self._head = head
-        if head.status != 200:
-            return
-        if not head.headers.get("content-type", "").startswith(CONTENT_TYPE):
-            self._fail("not a stream", at)
-        elif head.headers.get("content-encoding", "").lower() not in _PLAIN:
-            self._fail("compressed stream", at)
-
-    def _take_body(self, body: bytes, at: float) -> None:
-        assert self._head is not None
-        if self._head.status == 200:
-            self._deliver(self._events.feed(body), at)
-        elif len(self._refusal) < _MAX_REFUSAL:
-            self._refusal += body
-
-    def _take_last(self, at: float) -> None:
-        """The response is whole. The connection is free again if the server keeps it."""
-        assert self._head is not None
-        self._end_answer(at)
-        self._response = None
-        if self._ending is not None:
-            self._ending.cancel()
-        if self._head.keeps_alive and self.is_open:
-            self._owner.take_back(self)
-        else:
-            self.cut()
-
-    def _end_answer(self, at: float) -> None:
-        if self._answer is None:
-            return
-        if self._head is not None and self._head.status != 200:
-            self._answer.fail(http_failure(self._head.status, self._refusal), at)
-        self._answer.take_end(at)
-        self._finish()
-
-    def _take_end(self, at: float) -> None:
-        if self._response is None:
-            return
+    async def _send(self, body: bytes, *, is_narrow: bool) -> aiohttp.ClientResponse:
+        sending, begun_at = _Sending(), self._clock.now()
         try:
-            self._response.feed_end()
-        except BadHttpError:
-            if self._head is None:
-                self._fail("connection closed", at)
-            elif self._head.status != 200:
-                self._end_answer(at)
-            else:
-                self._fail("stream cut", at)
+            return await self._sessions.get(is_narrow=is_narrow).post(
+                self._url,
+                data=body,
+                allow_redirects=False,
+                read_bufsize=NARROW_BYTES if is_narrow else None,
+                trace_request_ctx=sending,
+            )
+        except aiohttp.ClientConnectionError as error:
+            if sending.is_reused and self._clock.now() <= begun_at + STALE_S:
+                raise StaleConnectionError from None
+            raise ConnectError(reason_of(error)) from None
+        except NOT_SENT as error:
+            raise ConnectError(reason_of(error)) from None
+
+    async def _read(self, response: aiohttp.ClientResponse, answer: Answer) -> None:
+        headers = response.headers
+        if response.status != 200:
+            answer.fail(http_failure(response.status, await refusal(response)), self._clock.now())
+        elif not headers.get("content-type", "").startswith(CONTENT_TYPE):
+            answer.fail("not a stream", self._clock.now())
+        elif headers.get("content-encoding", "").lower() not in _PLAIN:
+            answer.fail("compressed stream", self._clock.now())
         else:
-            self._end_answer(at)
+            await self._read_events(response.content, answer)
+
+    async def _read_events(self, content: aiohttp.StreamReader, answer: Answer) -> None:
+        """A slow reader rests after each piece; what comes then waits with the kernel and the server."""
+        reader = EventReader()
+        while data := await content.readany():
+            at = self._clock.now()
+            for event in reader.feed(data):
+                num_pieces = answer.take(event, at)
+                if answer.is_over:
+                    return
+                if answer.pause_s and num_pieces:
+                    await asyncio.sleep(num_pieces * answer.pause_s)
+                    at = self._clock.now()
+        answer.take_end(self._clock.now())
+
+    async def _await_end(self, response: aiohttp.ClientResponse) -> None:
+        """The answer is over, its response may not be: whoever asked goes on, the connection cannot yet."""
+        if not response.content.is_eof():
+            ending = asyncio.create_task(_end(response), name="end of a response")
+            self._endings.add(ending)
+            ending.add_done_callback(self._endings.discard)
+            await asyncio.wait((ending,), timeout=_PATIENCE_S)
+
+
+async def _end(response: aiohttp.ClientResponse) -> None:
+    try:
+        async with asyncio.timeout(_ENDING_S):
+            await response.content.wait_eof()
+    except (TimeoutError, aiohttp.ClientError):
+        pass
+    finally:
+        response.close()
+
+
+def _loss(response: aiohttp.ClientResponse) -> str:
+    """How a body ended too soon. What its reader is told is the same for all ways."""
+    connection = response.connection
+    protocol = None if connection is None else connection.protocol
+    error = None if protocol is None else protocol.exception()
+    return reason_of(error) if isinstance(error, aiohttp.ClientOSError) else "stream cut"
+
+
+def _reuse_tracing() -> aiohttp.TraceConfig:
+    async def note(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
+        sending = context.trace_request_ctx
+        if isinstance(sending, _Sending):
+            sending.is_reused = True
+
+    tracing = aiohttp.TraceConfig()
+    tracing.on_connection_reuseconn.append(note)
+    return tracing

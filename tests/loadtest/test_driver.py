@@ -139,6 +139,7 @@ async def test_several_choices_have_times_of_their_own(process: ScriptedServer) 
 # ---- what goes wrong ---------------------------------------------------------------------------
 
 RAW = "HTTP/1.1 200 OK\r\nContent-Type: {}\r\nContent-Length: 2\r\n\r\n{{}}"
+CHUNKED = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n{}\r\n"
 FAILURES = [
     (Reply(status=429), "http 429 rate_limit_exceeded"),
     (Reply(cut_after=1), "stream cut"),
@@ -181,6 +182,8 @@ async def test_failures_have_names_and_the_next_request_is_not_hurt(
         (RAW.format("text/event-stream\r\nContent-Encoding: gzip"), "compressed stream"),
         ("HTTP/1.1 307 -\r\nLocation: /\r\nContent-Length: 0\r\n\r\n", "http 307"),
         ("HTTP/1.1 500 -\r\nContent-Length: 99\r\n\r\nhalf", "http 500"),
+        (CHUNKED.format("xyz"), "not http"),
+        (CHUNKED.format("9\r\nhalf"), "stream cut"),
     ],
 )
 async def test_what_is_no_answer_at_all(process: ScriptedServer, raw: str, reason: str) -> None:
@@ -189,6 +192,14 @@ async def test_what_is_no_answer_at_all(process: ScriptedServer, raw: str, reaso
     timeline, _ = await drive.ask()
     await drive.driver.close()
     assert timeline.reason == reason
+
+
+async def test_what_is_no_frame(process: ScriptedServer) -> None:
+    process.rewrite(Script(replies=(Reply(raw="\x83\x00"),)))
+    drive = Drive(process, ("responses", "ws"))
+    timeline, _ = await drive.ask()
+    await drive.driver.close()
+    assert timeline.reason == "not a websocket"
 
 
 @pytest.mark.parametrize("body", ["\ufeffdata: {}\n\ndata: [DONE]\n\n", "data: {}\n\ndata: [DONE] \n\n"])
@@ -204,14 +215,13 @@ async def test_marks_and_spaces_around_events_cost_nothing(process: ScriptedServ
 
 
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[-1]])
-async def test_a_server_that_agrees_to_no_connection_is_waited_for_only_so_long(
+async def test_a_server_that_does_not_answer_is_waited_for_only_so_long(
     way: tuple[ApiName, TransportName],
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         drive = Drive(ScriptedServer(deaf.getsockname()[1], 0), way, timeout_s=0.2)
-        if way[1] == "ws":
-            with pytest.raises(ServerUnreachableError, match="no connection after"):
-                await drive.driver.open()
+        with pytest.raises(ServerUnreachableError, match="no answer after"):
+            await drive.driver.open()
         timeline, _ = await drive.ask()
         await drive.driver.close()
     assert timeline.reason == "timeout"
@@ -225,6 +235,7 @@ async def test_nobody_there() -> None:
         with pytest.raises(ServerUnreachableError, match="connection refused"):
             await drive.driver.open()
         timeline, _ = await drive.ask()
+        await drive.driver.close()
     assert (timeline.outcome, timeline.reason) == (Outcome.FAILED, "connection refused")
 
 

@@ -1,21 +1,23 @@
-"""Connections: by name, over TLS, and to who is not trusted."""
+"""aiohttp's client as it is set up: who is found and trusted, what is left alone, how failures are called."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from benchmarks.scripted_openai import Reply, Script, ScriptedServer, scripted_openai
 from loadtest.clock import MonotonicClock
 from loadtest.drivers.apis import Options
-from loadtest.drivers.connection import Dialer
 from loadtest.drivers.driver import ServerDriver
+from loadtest.drivers.session import reason_of
 from loadtest.drivers.target import ApiName, Target, TransportName
 from loadtest.plan import PlannedRequest, Reading
 from loadtest.timeline import Outcome, Timeline
@@ -76,11 +78,14 @@ async def test_a_server_by_name(process: ScriptedServer) -> None:
 async def test_the_next_address_of_a_host_where_nobody_listens_at_the_first(
     process: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def look_up(dialer: Dialer) -> list[tuple[int, str]]:
-        return [(socket.AF_INET, "127.0.0.2"), (socket.AF_INET, "127.0.0.1")]
+    async def look_up(resolver: object, host: str, port: int, family: int) -> list[dict[str, object]]:
+        return [
+            {"hostname": host, "host": at, "port": port, "family": socket.AF_INET, "proto": 0, "flags": 0}
+            for at in ("127.0.0.2", "127.0.0.1")
+        ]
 
-    monkeypatch.setattr(Dialer, "_look_up", look_up)
-    assert (await ask(process.url)).outcome is Outcome.COMPLETED
+    monkeypatch.setattr(aiohttp.ThreadedResolver, "resolve", look_up)
+    assert (await ask(f"http://two.invalid:{process.port}")).outcome is Outcome.COMPLETED
 
 
 async def test_a_host_that_nobody_knows() -> None:
@@ -98,3 +103,32 @@ async def test_tls_is_spoken_with_who_is_trusted(
         monkeypatch.setenv("SSL_CERT_FILE", certificate.certfile)
         assert (await ask(url, pause_s=0.001)).outcome is Outcome.COMPLETED
         assert (await ask(url, "responses", "ws")).outcome is Outcome.COMPLETED
+
+
+async def test_the_proxy_of_the_environment_is_not_used(
+    process: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://proxy.invalid:1")
+    assert (await ask(process.url)).outcome is Outcome.COMPLETED
+
+
+async def test_a_host_that_is_no_name() -> None:
+    assert (await ask(f"http://{'a' * 70}.invalid")).reason == "host not found"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (aiohttp.ServerDisconnectedError(), "connection closed"),
+        (aiohttp.ClientOSError(errno.ECONNRESET, "reset"), "connection reset"),
+        (aiohttp.ClientOSError(errno.EPIPE, "broken pipe"), "connection reset"),
+        (aiohttp.ClientOSError(None, "cannot write"), "connection closed"),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), "connection refused"),
+        (OSError(errno.ETIMEDOUT, "timed out"), "connection timed out"),
+        (OSError(errno.EHOSTUNREACH, "no route"), f"connection failed, errno {errno.EHOSTUNREACH}"),
+        (ssl.SSLError(1, "bad record"), "tls failed"),
+    ],
+)
+def test_what_the_network_did_has_a_short_name(error: Exception, reason: str) -> None:
+    assert reason_of(error) == reason
