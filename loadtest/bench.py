@@ -33,9 +33,10 @@ from loadtest.runner import Runner, Watch
 from loadtest.schedule import schedule, schedule_of_repeats
 from loadtest.scrape import Scraper, metrics_url
 from loadtest.slo import Slo
+from loadtest.spec import Arrival, WorkloadSpec, of_repeat
 from loadtest.summary import rows, summarize, usage_check
 from loadtest.timeline import Outcome
-from loadtest.workload import Arrival, WorkloadSpec, make_plan, of_repeat, warmup_plan
+from loadtest.workload import make_plan, warmup_plan
 
 _QUICKEST_S = 0.1  # that an answer is taken to need, where no warm-up tells
 _SUPPLY = 2.0  # requests made ready for each that a user could have answered

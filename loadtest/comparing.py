@@ -8,7 +8,7 @@ from loadtest.bench import AskedLoad, Bench, NothingMeasuredError, Take
 from loadtest.comparison import comparison_report, order
 from loadtest.drivers.base import ServerUnreachableError
 from loadtest.results import CompareReport
-from loadtest.workload import WorkloadSpec
+from loadtest.spec import WorkloadSpec
 
 
 async def measure_in_turn(

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from loadtest.intervals import FEWEST
 from loadtest.latency import latency_of_row
 from loadtest.results import CompareReport, Report, RequestRow, RunReport, Schedule, SweepReport
-from loadtest.workload import Arrival, WorkloadSpec
+from loadtest.spec import Arrival, WorkloadSpec
 
 EXIT_NOTHING_DONE = 1
 EXIT_USER_ERROR = 2

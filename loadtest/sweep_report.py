@@ -10,8 +10,8 @@ from typing import Literal
 
 from loadtest.describe import faults_of_point, is_sustained
 from loadtest.results import FORMAT, RunReport, SweepPoint, SweepReport
+from loadtest.spec import EACH_USER, Arrival, WorkloadSpec
 from loadtest.sweep import Point, Sweep, is_flat
-from loadtest.workload import EACH_USER, Arrival, WorkloadSpec
 
 Over = Literal["rate", "concurrency"]
 DEFAULT_DURATION_S = 30.0

@@ -9,6 +9,7 @@ from loadtest.bench import AskedLoad, Bench, NothingMeasuredError
 from loadtest.drivers.base import ServerUnreachableError
 from loadtest.drivers.open_files import OpenFilesError
 from loadtest.results import RunReport, SweepReport
+from loadtest.spec import WorkloadError, WorkloadSpec
 from loadtest.sweep import Sweep
 from loadtest.sweep_report import (
     Over,
@@ -18,7 +19,6 @@ from loadtest.sweep_report import (
     workload_alone,
     workload_at,
 )
-from loadtest.workload import WorkloadError, WorkloadSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ DECIDERS = (
     "loadtest.shares", "loadtest.significance",
     "benchmarks.session_plan", "benchmarks.session_results",
     "loadtest.arrivals", "loadtest.drafts", "loadtest.habits", "loadtest.prompts", "loadtest.spreads",
-    "loadtest.traces", "loadtest.workload",
+    "loadtest.spec", "loadtest.traces", "loadtest.workload",
     "loadtest.report.words", "loadtest.report.samples",
     "loadtest.intervals", "loadtest.latency", "loadtest.measured", "loadtest.schedule",
     "loadtest.server_measures", "loadtest.slo", "loadtest.stats", "loadtest.steady", "loadtest.summary",

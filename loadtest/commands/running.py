@@ -32,7 +32,7 @@ from loadtest.progress import Display
 from loadtest.report.table import print_report
 from loadtest.results import Report, RunReport
 from loadtest.server_process import ServerProcessError
-from loadtest.workload import WorkloadError
+from loadtest.spec import WorkloadError
 
 Work = Callable[[Display, asyncio.Event], Awaitable[Report]]
 _Handlers = dict[signal.Signals, Any]

@@ -19,8 +19,8 @@ from loadtest.bench import AskedLoad, Measuring
 from loadtest.drivers.target import Target, TargetError
 from loadtest.slo import Slo, SloError
 from loadtest.slo import parse as parse_slo
+from loadtest.spec import EACH_USER, Arrival, WorkloadError, WorkloadSpec, check
 from loadtest.traces import Trace, TraceError, read_trace
-from loadtest.workload import EACH_USER, Arrival, WorkloadError, WorkloadSpec, check
 
 Given = dict[str, Any]
 DEFAULT_REQUESTS = 100

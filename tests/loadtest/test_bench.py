@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loadtest.bench import supply
 from loadtest.measured import Measured
-from loadtest.workload import WorkloadSpec
+from loadtest.spec import WorkloadSpec
 from tests.support.scripted_driver import steady
 from tests.support.virtual_runs import closed_plan, requests, run_plan
 

@@ -21,8 +21,8 @@ from loadtest.commands.running import _ONE_STOP_S, Found, carry_out, hand_over
 from loadtest.commands.settings import Output, headers, take_load
 from loadtest.progress import Display
 from loadtest.results import Report
+from loadtest.spec import WorkloadSpec
 from loadtest.traces import read_trace
-from loadtest.workload import WorkloadSpec
 from tests.loadtest.test_describe import OFF, report
 
 COMMANDS = ("run", "sweep", "compare", "serve-and-run", "sharing")

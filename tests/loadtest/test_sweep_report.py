@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from loadtest.results import RunReport, Schedule, UsageCheck
+from loadtest.spec import Arrival, WorkloadSpec
 from loadtest.sweep import Sweep
 from loadtest.sweep_report import first_rate, point_of, sweep_report, workload_alone, workload_at
-from loadtest.workload import Arrival, WorkloadSpec
 from tests.loadtest.test_describe import SCHEDULE, SUMMARY, report, scheduled
 
 

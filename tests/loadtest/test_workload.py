@@ -17,8 +17,9 @@ from loadtest.arrivals import mean_rate
 from loadtest.drafts import Room
 from loadtest.plan import Load, Plan, PlannedRequest
 from loadtest.prompts import TemplateCost, Words
+from loadtest.spec import Arrival, WorkloadError, WorkloadSpec, of_repeat
 from loadtest.traces import Trace, parse_trace, read_trace
-from loadtest.workload import Arrival, WorkloadError, WorkloadSpec, make_plan, of_repeat, warmup_plan
+from loadtest.workload import make_plan, warmup_plan
 
 WORDS = Words(tuple(f"w{number}" for number in range(997)), verified=True)
 COST = TemplateCost(first=10, later=7)
@@ -134,15 +135,6 @@ def test_another_rate_leaves_lengths_and_readings_as_they_are() -> None:
     slow, fast = planned(spec, 1.0), planned(spec, 50.0)
     assert lengths(slow) == lengths(fast)
     assert [r.reading for r in slow.requests] == [r.reading for r in fast.requests]
-
-
-def test_all_settings_go_into_the_report() -> None:
-    written = json.loads(json.dumps(WorkloadSpec(trace=read_trace("azure-conv")).as_json()))
-    assert (written["trace"], written["input_len"], written["output_len"]) == ("azure-conv", "trace", "trace")
-    assert len(written["trace_sha256"]) == 64
-    without = WorkloadSpec(arrival=Arrival.CONSTANT, num_requests=4).as_json()
-    assert (without["trace"], without["input_len"], without["output_len"]) == (None, "512", "128")
-    assert (without["arrival"], without["num_requests"], without["seed"]) == ("constant", 4, 0)
 
 
 # ---- how many and when -----------------------------------------------------------------------------
@@ -431,41 +423,14 @@ def test_a_warm_up_takes_first_turns_and_what_there_is() -> None:
 
 # ---- what cannot be asked for ----------------------------------------------------------------------
 
-BLOCKS = read_trace("sharegpt-multiturn")
-
 
 @pytest.mark.parametrize(
     ("spec", "rate", "message"),
     [
-        (WorkloadSpec(num_requests=3), None, "at what rate .* or how many users"),
-        (WorkloadSpec(), 1.0, "how many requests"),
-        (WorkloadSpec(num_requests=3, sessions=2), 1.0, "not both"),
-        (WorkloadSpec(num_requests=0), 1.0, "start at 1"),
-        (WorkloadSpec(num_requests=3, n=0), 1.0, "start at 1"),
-        (WorkloadSpec(num_requests=3), 0.0, "above 0"),
-        (WorkloadSpec(num_requests=3, ramp_to=-1.0), 1.0, "above 0"),
-        (WorkloadSpec(num_requests=3, duration_s=math.inf), 1.0, "above 0"),
-        (WorkloadSpec(num_requests=3, leave_share=-0.1), 1.0, "below 0"),
-        (WorkloadSpec(num_requests=3, leave_share=0.6, slow_share=0.6), 1.0, "than there are"),
-        (WorkloadSpec(num_requests=3, prefix_len=5), 1.0, "both a number and a length"),
-        (WorkloadSpec(num_requests=3, input_len="trace"), 1.0, "Prompt length: there is no trace"),
-        (WorkloadSpec(num_requests=3, output_len="0"), 1.0, "Answer length: '0' must be"),
-        (WorkloadSpec(num_requests=3, turns="x"), 1.0, "Turns: 'x' must be"),
-        (WorkloadSpec(num_requests=3, think_s="-1"), 1.0, "Think time: '-1' must be"),
-        (WorkloadSpec(num_requests=3, arrival=Arrival.TRACE), None, "no times of a trace"),
-        (WorkloadSpec(num_requests=3, arrival=Arrival.POISSON), None, "that are poisson need a rate"),
-        (WorkloadSpec(num_requests=3, arrival=Arrival.POISSON, burstiness=0.5), 1.0, "is of gamma"),
-        (WorkloadSpec(trace=TIMED, trace_scale=2.0), 1.0, "not both"),
-        (WorkloadSpec(trace=TIMED, ramp_to=2.0), 1.0, "no ramp"),
         (WorkloadSpec(trace=TIMED, num_requests=4), 1.0, "Of the 4 requests .* only 3 are there"),
         (WorkloadSpec(trace=TIMED, sessions=4), 1.0, "Of the 4 conversations .* only 3 are there"),
         (WorkloadSpec(trace=TIMED, duration_s=60.0), 1.0, "Of the 60 conversations"),
         (WorkloadSpec(trace=trace((0, 20, 5), (0, 30, 6))), 1.0, "come at once"),
-        (WorkloadSpec(trace=BLOCKS, turns="2", num_requests=3), 1.0, "its own turns or shared prompts"),
-        (WorkloadSpec(trace=BLOCKS, num_prefixes=1, prefix_len=5), 1.0, "no further prefixes"),
-        (WorkloadSpec(num_requests=3, max_concurrency=2, arrival=Arrival.CLOSED), 1.0, "has no rate"),
-        (WorkloadSpec(num_requests=3, max_concurrency=2, return_s="5"), None, "a think time instead"),
-        (WorkloadSpec(num_requests=3, max_concurrency=2, ramp_to=5.0), None, "neither burstiness nor a ramp"),
         (WorkloadSpec(num_requests=3, input_len="600"), 1.0, "window of 700 tokens"),
         (WorkloadSpec(num_requests=3, input_len="10"), 1.0, "the template alone takes 10"),
     ],
