@@ -33,12 +33,12 @@ from loadtest.drivers.driver import ServerDriver
 from loadtest.drivers.open_files import allow_connections
 from loadtest.drivers.target import ApiName, Target, TransportName
 from loadtest.measured import Measured, Progress
+from loadtest.measuring.progress import Display
+from loadtest.measuring.runner import Runner
+from loadtest.measuring.scrape import Scraper, metrics_url
 from loadtest.plan import Conversation, Load, Plan, PlannedRequest
-from loadtest.progress import Display
 from loadtest.results import RATE_TOLERANCE
-from loadtest.runner import Runner
 from loadtest.schedule import schedule
-from loadtest.scrape import Scraper, metrics_url
 from loadtest.timeline import Outcome, Timeline
 
 _TO_REACH = 20_000  # tokens a second

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from loadtest.options import (
+from loadtest.commands.options import (
     ENDPOINTS,
     TRANSPORTS,
     load_options,
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from loadtest.drivers.target import Target
-    from loadtest.progress import Display
+    from loadtest.measuring.progress import Display
     from loadtest.results import CompareReport
 
 
@@ -53,7 +53,6 @@ def compare_command(a: str, b: str, **options: Any) -> None:
     Rounds go A B, B A, A B, ...; each is a pair, and what is compared are medians over pairs. A and B may be
     one server that is asked in two ways. Exit codes are those of run: a difference is no failure.
     """
-    from loadtest.bench import Bench
     from loadtest.commands.running import measure_and_leave
     from loadtest.commands.settings import (
         check_together,
@@ -64,7 +63,8 @@ def compare_command(a: str, b: str, **options: Any) -> None:
         take_output,
         take_workload,
     )
-    from loadtest.comparing import measure_in_turn
+    from loadtest.measuring.bench import Bench
+    from loadtest.measuring.comparing import measure_in_turn
 
     output, targets = take_output(options), _targets(a, b, options)
     spec, measuring = take_workload(options), take_measuring(options)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from loadtest.options import (
+from loadtest.commands.options import (
     load_options,
     measuring_options,
     output_options,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from loadtest.commands.running import Work
     from loadtest.drivers.target import Target
-    from loadtest.progress import Display
+    from loadtest.measuring.progress import Display
     from loadtest.results import RunReport
 
 
@@ -51,7 +51,6 @@ def run_command(**options: Any) -> None:
 
 def run_of(options: dict[str, Any], target: Target) -> Callable[[Target], Work]:
     """What these options ask of a server like that, whose address may be yet to come."""
-    from loadtest.bench import Bench
     from loadtest.commands.settings import (
         check_together,
         check_workload,
@@ -60,6 +59,7 @@ def run_of(options: dict[str, Any], target: Target) -> Callable[[Target], Work]:
         take_measuring,
         take_workload,
     )
+    from loadtest.measuring.bench import Bench
 
     spec, repeats = take_workload(options), options.pop("repeats")
     load, measuring = take_load(options, spec), take_measuring(options)

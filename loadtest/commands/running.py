@@ -16,7 +16,6 @@ import uvloop
 from msgspec import structs
 from rich.console import Console
 
-from loadtest.bench import NothingMeasuredError
 from loadtest.commands.settings import Output
 from loadtest.describe import (
     EXIT_INTERRUPTED,
@@ -28,10 +27,11 @@ from loadtest.describe import (
 from loadtest.drivers.base import ServerUnreachableError
 from loadtest.drivers.open_files import OpenFilesError
 from loadtest.drivers.vocabulary import VocabularyError
-from loadtest.progress import Display
+from loadtest.measuring.bench import NothingMeasuredError
+from loadtest.measuring.progress import Display
+from loadtest.measuring.server_process import ServerProcessError
 from loadtest.report.table import print_report
 from loadtest.results import Report, RunReport
-from loadtest.server_process import ServerProcessError
 from loadtest.spec import WorkloadError
 
 Work = Callable[[Display, asyncio.Event], Awaitable[Report]]

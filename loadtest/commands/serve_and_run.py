@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from loadtest.options import (
+from loadtest.commands.options import (
     DEFAULT_URL,
     MORE_THAN_0,
     OutputFile,
@@ -66,7 +66,7 @@ def serve_and_run_command(command: tuple[str, ...], **options: Any) -> None:
     from loadtest.commands.run import run_of
     from loadtest.commands.running import carry_out, hand_over, leaving_with_a_sentence
     from loadtest.commands.settings import take_output, take_target
-    from loadtest.server_process import Launch, serving
+    from loadtest.measuring.server_process import Launch, serving
 
     log: Path = options.pop("server_log") or _temporary_log()
     base_url, start_timeout_s = options.pop("base_url"), options.pop("start_timeout_s")

@@ -15,8 +15,8 @@ from typing import Any
 
 import click
 
-from loadtest.bench import AskedLoad, Measuring
 from loadtest.drivers.target import Target, TargetError
+from loadtest.measuring.bench import AskedLoad, Measuring
 from loadtest.slo import Slo, SloError
 from loadtest.slo import parse as parse_slo
 from loadtest.spec import EACH_USER, Arrival, WorkloadError, WorkloadSpec, check

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from loadtest.options import (
+from loadtest.commands.options import (
     MORE_THAN_0,
     SHARE,
     measuring_options,
@@ -21,7 +21,7 @@ from loadtest.sweep import MOST_POINTS
 if TYPE_CHECKING:
     import asyncio
 
-    from loadtest.progress import Display
+    from loadtest.measuring.progress import Display
     from loadtest.results import SweepReport
     from loadtest.sweep_report import Over
 
@@ -80,7 +80,6 @@ def sweep_command(**options: Any) -> None:
     least of each rate; else that is 50 requests and 30 s. Users send for --duration, or four requests each
     and 50 in all. Exit codes are those of run; a load that the server cannot bear is a finding, and no fault.
     """
-    from loadtest.bench import Bench
     from loadtest.commands.running import measure_and_leave
     from loadtest.commands.settings import (
         check_together,
@@ -90,7 +89,8 @@ def sweep_command(**options: Any) -> None:
         take_target,
         take_workload,
     )
-    from loadtest.sweeping import Sweeping, load_at, measure_sweep
+    from loadtest.measuring.bench import Bench
+    from loadtest.measuring.sweeping import Sweeping, load_at, measure_sweep
 
     output, target, measuring = take_output(options), take_target(options), take_measuring(options)
     over = _over(options.pop("over"), options["rates"], options["users"])

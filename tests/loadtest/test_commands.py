@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from loadtest.bench import AskedLoad
 from loadtest.cli import main
 from loadtest.commands.running import _ONE_STOP_S, Found, carry_out, hand_over
 from loadtest.commands.settings import Output, headers, take_load
-from loadtest.progress import Display
+from loadtest.measuring.bench import AskedLoad
+from loadtest.measuring.progress import Display
 from loadtest.results import Report
 from loadtest.spec import WorkloadSpec
 from loadtest.traces import read_trace

@@ -26,9 +26,9 @@ from loadtest.drivers.apis import Options
 from loadtest.drivers.driver import ServerDriver
 from loadtest.drivers.target import Target
 from loadtest.measured import Measured, Progress
+from loadtest.measuring.runner import Runner
 from loadtest.plan import Conversation, Load, Plan, PlannedRequest
 from loadtest.results import Distribution, Report, RunReport, Schedule, Summary
-from loadtest.runner import Runner
 from loadtest.schedule import schedule
 from loadtest.stats import PERCENTILES, distribution
 from loadtest.summary import summarize

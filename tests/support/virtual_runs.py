@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from loadtest.measured import Measured, Progress
+from loadtest.measuring.runner import Runner
 from loadtest.plan import Conversation, Load, Plan, PlannedRequest
-from loadtest.runner import Runner
 from tests.support.scripted_driver import Script, ScriptedDriver, Written
 from tests.support.virtual_time import VirtualClock, run_virtually
 

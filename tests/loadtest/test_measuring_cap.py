@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from loadtest.cap import Cap
+from loadtest.measuring.cap import Cap
 from tests.support.virtual_time import VirtualClock, run_virtually
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from loadtest.bench import AskedLoad, Bench, NothingMeasuredError, Take
 from loadtest.comparison import comparison_report, order
 from loadtest.drivers.base import ServerUnreachableError
+from loadtest.measuring.bench import AskedLoad, Bench, NothingMeasuredError, Take
 from loadtest.results import CompareReport
 from loadtest.spec import WorkloadSpec
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from loadtest.commands.running import carry_out
-from loadtest.progress import Display
+from loadtest.measuring.progress import Display
+from loadtest.measuring.server_process import Launch, ServerProcessError, serving
 from loadtest.results import Report
-from loadtest.server_process import Launch, ServerProcessError, serving
 
 SERVER = """
 import http.server, subprocess, sys, time

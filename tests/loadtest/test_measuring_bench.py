@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from loadtest.bench import supply
 from loadtest.measured import Measured
+from loadtest.measuring.bench import supply
 from loadtest.spec import WorkloadSpec
 from tests.support.scripted_driver import steady
 from tests.support.virtual_runs import closed_plan, requests, run_plan

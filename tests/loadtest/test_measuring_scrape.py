@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from loadtest import scrape
 from loadtest.clock import MonotonicClock
 from loadtest.drivers.target import Target
-from loadtest.scrape import Scraper, metrics_url
+from loadtest.measuring import scrape
+from loadtest.measuring.scrape import Scraper, metrics_url
 
 
 class Metrics:

@@ -11,8 +11,8 @@ import pytest
 from loadtest.clock import MonotonicClock
 from loadtest.drivers.base import PastTurn
 from loadtest.measured import Progress
+from loadtest.measuring.runner import BROKEN_OFF, Runner
 from loadtest.plan import Conversation, Load, Plan, PlannedRequest, Reading
-from loadtest.runner import BROKEN_OFF, Runner
 from loadtest.timeline import Outcome, Timeline
 from tests.support.scripted_driver import Answer, Call, ScriptedDriver, steady
 from tests.support.virtual_runs import closed_plan, open_plan, requests, run_plan

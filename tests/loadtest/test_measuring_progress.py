@@ -6,7 +6,7 @@ import io
 import time
 from dataclasses import dataclass
 
-from loadtest.progress import Display, progress_line
+from loadtest.measuring.progress import Display, progress_line
 
 
 @dataclass

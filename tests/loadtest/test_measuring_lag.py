@@ -8,8 +8,8 @@ import time
 import pytest
 
 from loadtest.clock import MonotonicClock
-from loadtest.lag import LagMeter, ProcessorMeter
 from loadtest.measured import GRID_S
+from loadtest.measuring.lag import LagMeter, ProcessorMeter
 from loadtest.stats import distribution
 from tests.support.virtual_time import VirtualClock, run_virtually
 

@@ -16,11 +16,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from loadtest.cap import Cap
 from loadtest.clock import Clock
 from loadtest.drivers.base import Driver, PastTurn, PreparedCall
-from loadtest.lag import LagMeter, ProcessorMeter
 from loadtest.measured import Measured, Progress
+from loadtest.measuring.cap import Cap
+from loadtest.measuring.lag import LagMeter, ProcessorMeter
 from loadtest.plan import Conversation, Load, Plan, PlannedRequest
 from loadtest.timeline import Outcome, Timeline
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from loadtest.bench import AskedLoad, Bench, NothingMeasuredError
 from loadtest.drivers.base import ServerUnreachableError
 from loadtest.drivers.open_files import OpenFilesError
+from loadtest.measuring.bench import AskedLoad, Bench, NothingMeasuredError
 from loadtest.results import RunReport, SweepReport
 from loadtest.spec import WorkloadError, WorkloadSpec
 from loadtest.sweep import Sweep

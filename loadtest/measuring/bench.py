@@ -26,12 +26,12 @@ from loadtest.drivers.base import Driver, ServerUnreachableError
 from loadtest.drivers.survey import Survey, make_driver, survey
 from loadtest.drivers.target import Target
 from loadtest.measured import Measured, Progress
+from loadtest.measuring.progress import Display
+from loadtest.measuring.runner import Runner, Watch
+from loadtest.measuring.scrape import Scraper, metrics_url
 from loadtest.plan import Load, Plan
-from loadtest.progress import Display
 from loadtest.results import FORMAT, Repeat, RunReport, Series, Summary, Tool
-from loadtest.runner import Runner, Watch
 from loadtest.schedule import schedule, schedule_of_repeats
-from loadtest.scrape import Scraper, metrics_url
 from loadtest.slo import Slo
 from loadtest.spec import Arrival, WorkloadSpec, of_repeat
 from loadtest.summary import rows, summarize, usage_check

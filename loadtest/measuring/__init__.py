@@ -1,0 +1,1 @@
+"""Carries a measurement out: one run, its repeats, a sweep or a comparison of them, and what watches it."""
