@@ -3,69 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import pairwise
-from types import MappingProxyType
 
 import pytest
 
 from benchmarks.scripted_openai import Reply, Script, ScriptedServer, scripted_openai
-from loadtest.clock import MonotonicClock
 from loadtest.drivers.apis import Options
-from loadtest.drivers.base import PastTurn, ServerUnreachableError
-from loadtest.drivers.driver import ServerDriver
-from loadtest.drivers.target import ApiName, Target, TransportName
+from loadtest.drivers.base import PastTurn
+from loadtest.drivers.target import ApiName, TransportName
 from loadtest.plan import READ_ALL, PlannedRequest, Reading
 from loadtest.timeline import Outcome, Timeline, Usage
-
-WAYS: list[tuple[ApiName, TransportName]] = [
-    ("chat", "sse"),
-    ("completions", "sse"),
-    ("responses", "sse"),
-    ("responses", "ws"),
-]
-USAGE = Options(tells_usage=True)
-TEXT = "four words of text"
+from tests.support.drive import TEXT, WAYS, Drive
 
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[ScriptedServer]:
     with scripted_openai() as server:
         yield server
-
-
-class Drive:
-    """A driver. ``origin``: by which its stamps can be laid beside the server's."""
-
-    def __init__(
-        self,
-        server: ScriptedServer,
-        way: tuple[ApiName, TransportName] = ("chat", "sse"),
-        options: Options = USAGE,
-        timeout_s: float = 30,
-        headers: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        target = Target(
-            server.url, "scripted", api=way[0], transport=way[1], timeout_s=timeout_s, headers=headers
-        )
-        self.clock = MonotonicClock()
-        self.origin = time.perf_counter() - self.clock.now()
-        self.driver = ServerDriver(target, options, self.clock)
-
-    async def ask(
-        self,
-        text: str = TEXT,
-        output_len: int = 3,
-        past: tuple[PastTurn, ...] = (),
-        n: int = 1,
-        reading: Reading = READ_ALL,
-    ) -> tuple[Timeline, PastTurn | None]:
-        planned = PlannedRequest(0, text, 0, output_len, n=n, reading=reading)
-        timeline = Timeline(planned, len(past), 0, 0.0)
-        turn = await self.driver.perform(self.driver.prepare(planned), past, timeline)
-        return timeline, turn
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -134,124 +89,6 @@ async def test_several_choices_have_times_of_their_own(process: ScriptedServer) 
     assert [len(times) for times in timeline.piece_times] == [4, 4, 4]
     assert timeline.finish_reasons == ["length"] * 3
     assert timeline.usage is not None and timeline.usage.completion_tokens == 12
-
-
-# ---- what goes wrong ---------------------------------------------------------------------------
-
-RAW = "HTTP/1.1 200 OK\r\nContent-Type: {}\r\nContent-Length: 2\r\n\r\n{{}}"
-CHUNKED = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n{}\r\n"
-FAILURES = [
-    (Reply(status=429), "http 429 rate_limit_exceeded"),
-    (Reply(cut_after=1), "stream cut"),
-    (Reply(reset_after=1), "connection reset"),
-    (Reply(stall_after=1), "timeout"),
-    (Reply(fail_after=1, code="engine_dead"), "error in stream: engine_dead"),
-    (Reply(tells_usage=False), "no usage"),
-]
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("reply", "reason"), FAILURES)
-async def test_failures_have_names_and_the_next_request_is_not_hurt(
-    process: ScriptedServer, way: tuple[ApiName, TransportName], reply: Reply, reason: str
-) -> None:
-    process.rewrite(
-        Script(
-            replies=(
-                reply,
-                Reply(),
-            )
-        )
-    )
-    drive = Drive(process, way, timeout_s=0.3 if reason == "timeout" else 30)
-    timeline, turn = await drive.ask()
-    later, _ = await drive.ask()
-    await drive.driver.close()
-    assert (timeline.outcome, timeline.reason, turn) == (Outcome.FAILED, reason, None)
-    assert timeline.ended_at is not None
-    assert len(timeline.piece_times[0]) == {"http 429 rate_limit_exceeded": 0, "no usage": 3}.get(reason, 1)
-    assert later.outcome is Outcome.COMPLETED
-
-
-@pytest.mark.parametrize(
-    ("raw", "reason"),
-    [
-        (RAW.format("application/json"), "not a stream"),
-        ("SSH-2.0-OpenSSH\r\n\r\n", "not http"),
-        (RAW.format("text/event-stream"), "stream cut"),
-        (RAW.format("text/event-stream\r\nContent-Encoding: gzip"), "compressed stream"),
-        ("HTTP/1.1 307 -\r\nLocation: /\r\nContent-Length: 0\r\n\r\n", "http 307"),
-        ("HTTP/1.1 500 -\r\nContent-Length: 99\r\n\r\nhalf", "http 500"),
-        (CHUNKED.format("xyz"), "not http"),
-        (CHUNKED.format("9\r\nhalf"), "stream cut"),
-    ],
-)
-async def test_what_is_no_answer_at_all(process: ScriptedServer, raw: str, reason: str) -> None:
-    process.rewrite(Script(replies=(Reply(raw=raw),)))
-    drive = Drive(process)
-    timeline, _ = await drive.ask()
-    await drive.driver.close()
-    assert timeline.reason == reason
-
-
-async def test_what_is_no_frame(process: ScriptedServer) -> None:
-    process.rewrite(Script(replies=(Reply(raw="\x83\x00"),)))
-    drive = Drive(process, ("responses", "ws"))
-    timeline, _ = await drive.ask()
-    await drive.driver.close()
-    assert timeline.reason == "not a websocket"
-
-
-@pytest.mark.parametrize("body", ["\ufeffdata: {}\n\ndata: [DONE]\n\n", "data: {}\n\ndata: [DONE] \n\n"])
-async def test_marks_and_spaces_around_events_cost_nothing(process: ScriptedServer, body: str) -> None:
-    chunk = '{"choices":[{"delta":{"content":"a"},"finish_reason":"length"}]}'
-    raw = f"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n{body.format(chunk)}"
-    process.rewrite(Script(replies=(Reply(raw=raw),)))
-    drive = Drive(process, options=Options())
-    timeline, turn = await drive.ask()
-    await drive.driver.close()
-    assert timeline.reason == ""
-    assert turn is not None and turn.answered == "a"
-
-
-@pytest.mark.parametrize("way", [WAYS[0], WAYS[-1]])
-async def test_a_server_that_does_not_answer_is_waited_for_only_so_long(
-    way: tuple[ApiName, TransportName],
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as deaf:
-        drive = Drive(ScriptedServer(deaf.getsockname()[1], 0), way, timeout_s=0.2)
-        with pytest.raises(ServerUnreachableError, match="no answer after"):
-            await drive.driver.open()
-        timeline, _ = await drive.ask()
-        await drive.driver.close()
-    assert timeline.reason == "timeout"
-
-
-async def test_nobody_there() -> None:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        nobody = ScriptedServer(bound.getsockname()[1], 0)
-        drive = Drive(nobody)
-        with pytest.raises(ServerUnreachableError, match="connection refused"):
-            await drive.driver.open()
-        timeline, _ = await drive.ask()
-        await drive.driver.close()
-    assert (timeline.outcome, timeline.reason) == (Outcome.FAILED, "connection refused")
-
-
-@pytest.mark.parametrize("way", WAYS)
-async def test_a_key_that_is_missing_and_one_that_is_sent(
-    process: ScriptedServer, way: tuple[ApiName, TransportName]
-) -> None:
-    process.rewrite(Script(key="k"))
-    drive = Drive(process, way)
-    timeline, _ = await drive.ask()
-    await drive.driver.close()
-    assert timeline.reason == "http 401 invalid_api_key"
-    drive = Drive(process, way, headers={"Authorization": "Bearer k"})
-    timeline, _ = await drive.ask()
-    await drive.driver.close()
-    assert timeline.outcome is Outcome.COMPLETED
 
 
 # ---- connections -------------------------------------------------------------------------------
