@@ -1,7 +1,8 @@
 """One line on the terminal that says how far a run is.
 
 Runs on: a thread of its own, which reads counters and writes a line four times a second. A terminal that
-stands still holds up that thread and not the clock of the run. Nothing is drawn where no terminal is.
+stands still holds up that thread and not the clock of the run. Where no terminal is, one line stays of each
+run that is over: a sweep takes half an hour, and its log should tell how far it is.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ class Display:
     def showing(self, title: str, counters: Counters) -> Iterator[None]:
         """Show one run until the scope ends."""
         if not self._is_terminal:
+            started = time.monotonic()
             yield
+            seconds = time.monotonic() - started
+            self.say(progress_line(title, counters, seconds, counters.pieces / max(seconds, _EVERY_S)))
             return
         over = threading.Event()
         thread = threading.Thread(

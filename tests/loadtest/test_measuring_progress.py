@@ -50,9 +50,12 @@ def test_what_goes_on_is_said_until_it_is_over() -> None:
     assert terminal.getvalue() == "looking\r\x1b[2K"
 
 
-def test_where_there_is_no_terminal_only_what_stays_is_said() -> None:
+def test_where_there_is_no_terminal_a_line_stays_of_each_run() -> None:
     stream = io.StringIO()
-    display = Display(stream)
-    with display.doing("looking"), display.showing("run", Counts()):
+    display, counts = Display(stream), Counts()
+    with display.doing("looking"), display.showing("repeat 1 of 2", counts):
         display.say("Stopping.")
-    assert stream.getvalue() == "Stopping.\n"
+        counts.completed, counts.running = 99, 0
+    said = stream.getvalue().splitlines()
+    assert said[0] == "Stopping."
+    assert len(said) == 2 and said[1].startswith("repeat 1 of 2 · 99 of 100 done · 0 running · ")
