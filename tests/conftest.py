@@ -9,9 +9,11 @@ import hypothesis
 import pytest
 import uvloop
 
+from tests.support.interpreter import interpret_kernels
 from tests.support.workers import share_processors
 
 share_processors()
+interpret_kernels()
 hypothesis.settings.register_profile(  # how long an example takes, the load on the machine decides
     "unhurried", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )

@@ -30,6 +30,7 @@ TORCH_FREE_ENGINE = (
     "fairness", "line", "turns", "claims", "sessions",
     "core", "grammar_errors", "grammar_line", "grammar_room", "wire", "watchdog", "connection", "client",
     "process", "link", "scripted", "restarts", "supervisor", "forget_log",
+    "kernels.launch",
 )  # fmt: skip
 DECIDERS = (
     "engine.request", "engine.budget", "engine.scheduler", "engine.schedule", "engine.watchdog",
@@ -69,6 +70,7 @@ DECIDERS = (
     "gateway.tools.json_calls", "gateway.tools.llama3_json", "gateway.tools.mistral",
     "gateway.tools.python_values", "gateway.tools.pythonic", "gateway.tools.registry",
     "engine.core", "engine.messages", "engine.stats", "engine.config", "engine.restarts", "engine.forget_log",
+    "engine.kernels.launch",
     "benchmarks.session_plan", "benchmarks.session_results",
     "loadtest.report.words", "loadtest.report.samples",
     "loadtest.drivers.answer", "loadtest.drivers.apis", "loadtest.drivers.events",

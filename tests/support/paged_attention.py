@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -38,7 +38,18 @@ class Batch:
 
     @property
     def metadata(self) -> AttentionMetadata:
-        return metadata(self.spans, self.tables, self.block_size)
+        found = metadata(self.spans, self.tables, self.block_size)
+        tensors = {
+            field.name: getattr(found, field.name).to(self.pool.device)
+            for field in fields(found)
+            if isinstance(getattr(found, field.name), torch.Tensor)
+        }
+        return replace(found, **tensors)
+
+    def to(self, device: str) -> Batch:
+        """The same on a device."""
+        names = ("pool", "qkv", "cos", "sin", "expected", "keys", "values")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
     def run(self, backend: AttentionBackend, layer: int = 1) -> torch.Tensor:
         """One step through a backend over this batch's pool."""

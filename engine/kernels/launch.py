@@ -1,0 +1,61 @@
+"""How kernels are launched, as values: constants, warps and stages, and which binaries that makes.
+
+Pure, and without triton: what launches a kernel and what checks its binary without a GPU take the same
+``Launch`` from the same function. Runs on: any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+Constant = int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a kernel is compiled with. ``fuse``: whether a product and a sum may be rounded once."""
+
+    constants: Mapping[str, Constant]
+    num_warps: int = 4
+    num_stages: int = 1
+    fuse: bool = True
+
+    def keywords(self) -> dict[str, Constant]:
+        """For ``kernel[grid](...)``."""
+        return {**self.constants, **self.options()}
+
+    def options(self) -> dict[str, Constant]:
+        """For the compiler."""
+        return {
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+            "enable_fp_fusion": self.fuse,
+        }
+
+
+class Arithmetic(Enum):
+    """What a kernel's matrix products must be computed with."""
+
+    NONE = "no matrix product"
+    TENSOR_CORES = "tensor cores"
+    IEEE_FLOAT32 = "float32 as IEEE 754 has it, not tf32"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelVariant:
+    """One binary of a kernel, as it is launched somewhere.
+
+    ``kernel`` is ``module:function``. ``arguments`` has the type of each run-time argument (``*bf16`` is a
+    pointer, ``i32``, ``fp32``); None is one that is not passed. Pointers are 16-byte aligned unless the
+    kernel says that they vary. ``programs`` of it are planned to run on one multiprocessor side by side.
+    """
+
+    name: str
+    kernel: str
+    arguments: Mapping[str, str | None]
+    launch: Launch
+    arithmetic: Arithmetic = Arithmetic.NONE
+    rows: int = 0  # of the left factor of its products: what decides between the tensor-core instructions
+    programs: int = 1

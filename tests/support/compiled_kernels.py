@@ -1,0 +1,92 @@
+"""What the compiler makes of kernel variants for GPUs that are not there, and what it must not.
+
+Kernels are compiled in a process of their own, once for all that a test module asks for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.kernels.launch import Arithmetic, KernelVariant
+
+ROOT = Path(__file__).parent.parent.parent
+CAPABILITIES = (80, 90, 100)  # A100, H100 and H200, B200
+_SHARED_BYTES = {80: 164 * 1024, 90: 228 * 1024, 100: 228 * 1024}  # of a multiprocessor
+_RESERVED_BYTES = 1024  # of that, for each program on it
+_REGISTERS = 65536  # of a multiprocessor
+_REGISTERS_OF_A_THREAD = 255
+_MMA = {80: r"\bmma\.sync", 90: r"\bwgmma\.mma_async", 100: r"\btcgen05\.mma"}
+_SYNCHRONOUS = _MMA[80]
+_ROWS_OF_WARPGROUP = 64  # from here on Hopper and Blackwell have instructions for whole warpgroups
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A binary: registers of a thread, bytes of its stack and local memory, shared bytes of a program."""
+
+    registers: int
+    stack_bytes: int
+    local_bytes: int
+    shared_bytes: int
+    ptx: str
+
+
+Key = tuple[str, str, int]  # registry, name of the variant, capability
+_done: dict[Key, Compiled] = {}
+
+
+def compile_all(registry: str, wanted: Iterable[tuple[str, int]]) -> dict[tuple[str, int], Compiled]:
+    """Compile variants of ``registry`` (``module:function``), each (name, capability), once a process."""
+    keys = [(registry, name, capability) for name, capability in wanted]
+    missing = [key for key in keys if key not in _done]
+    if missing:
+        _done.update(zip(missing, run_compiler(missing), strict=True))
+    return {key[1:]: _done[key] for key in keys}
+
+
+def run_compiler(keys: list[Key], root: Path = ROOT) -> list[Compiled]:
+    """Compile in a process that has the sources below ``root``, where kernels are not interpreted."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"PYTHONPATH": str(root), "TRITON_CACHE_DIR": str(ROOT / ".pytest_cache" / "triton")}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.compile_kernels"],
+        input=json.dumps(keys),
+        env=environment,
+        cwd=root,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [Compiled(**result) for result in json.loads(done.stdout)]
+
+
+def faults(variant: KernelVariant, capability: int, compiled: Compiled) -> list[str]:
+    """What is wrong with a binary, in words: nothing, if it is as it was planned."""
+    threads = variant.launch.num_warps * 32
+    shared = variant.programs * (compiled.shared_bytes + _RESERVED_BYTES)
+    granted = -(-compiled.registers // 8) * 8 * threads * variant.programs
+    found = []
+    if compiled.stack_bytes or compiled.local_bytes:
+        found.append(f"spills: {compiled.stack_bytes} bytes of stack, {compiled.local_bytes} of local memory")
+    if compiled.registers > _REGISTERS_OF_A_THREAD or granted > _REGISTERS:
+        found.append(f"{compiled.registers} registers are too many for {variant.programs} programs")
+    if shared > _SHARED_BYTES[capability]:
+        found.append(f"{compiled.shared_bytes} shared bytes are too many for {variant.programs} programs")
+    return found + _arithmetic_faults(variant, capability, compiled.ptx)
+
+
+def _arithmetic_faults(variant: KernelVariant, capability: int, ptx: str) -> list[str]:
+    if variant.arithmetic is Arithmetic.TENSOR_CORES:
+        wanted = _MMA[capability] if variant.rows >= _ROWS_OF_WARPGROUP else _SYNCHRONOUS
+        return [] if re.search(wanted, ptx) else [f"no {wanted} in it"]
+    if variant.arithmetic is Arithmetic.IEEE_FLOAT32:
+        found = re.search("|".join([r"tf32", *_MMA.values()]), ptx)
+        return [f"{found.group()} in float32"] if found else []
+    return []
