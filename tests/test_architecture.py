@@ -30,7 +30,7 @@ TORCH_FREE_ENGINE = (
     "fairness", "line", "turns", "claims", "sessions",
     "core", "grammar_errors", "grammar_line", "grammar_room", "wire", "watchdog", "connection", "client",
     "process", "link", "scripted", "restarts", "supervisor", "forget_log",
-    "kernels.launch",
+    "kernels.launch", "attention.triton.configs", "attention.triton.variants",
 )  # fmt: skip
 DECIDERS = (
     "engine.request", "engine.budget", "engine.scheduler", "engine.schedule", "engine.watchdog",
@@ -71,6 +71,7 @@ DECIDERS = (
     "gateway.tools.python_values", "gateway.tools.pythonic", "gateway.tools.registry",
     "engine.core", "engine.messages", "engine.stats", "engine.config", "engine.restarts", "engine.forget_log",
     "engine.kernels.launch",
+    "engine.kernels.launch", "engine.attention.triton.configs", "engine.attention.triton.variants",
     "benchmarks.session_plan", "benchmarks.session_results",
     "loadtest.report.words", "loadtest.report.samples",
     "loadtest.drivers.answer", "loadtest.drivers.apis", "loadtest.drivers.events",

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.support.interpreter import are_interpreted
+from tests.support.interpreter import are_interpreted, multiply_rows_apart
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +20,12 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def rows_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products whose rows do not depend on their place, as tensor cores compute them, and BLAS does not."""
+    multiply_rows_apart(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

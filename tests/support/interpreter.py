@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
 
 _DEVICES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
@@ -19,3 +23,19 @@ def interpret_kernels() -> None:
 
 def are_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def multiply_rows_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the interpreter's products summed in one order for every row.
+
+    It leaves them to BLAS, where a row's sum depends on its place in the tile; a tensor core has one order.
+    """
+    from triton.runtime import interpreter
+
+    def create_dot(_: Any, a: Any, b: Any, acc: Any, *precision: Any) -> Any:
+        left, right, total = a.data.astype(np.float32), b.data.astype(np.float32), acc.data.copy()
+        for k in range(left.shape[1]):
+            total += left[:, k : k + 1] * right[k]
+        return interpreter.TensorHandle(total, acc.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)

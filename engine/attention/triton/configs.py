@@ -1,0 +1,205 @@
+"""Which tile, how many warps and stages each attention kernel is launched with, by plain conditions.
+
+Pure, and without triton: the launches and the ahead-of-time checks of the binaries take their constants
+from here. Nothing is tuned at run time: a search in a serving process costs seconds, and one that ends
+otherwise on the next start gives other bits. Where a model fixes a number it is a constant of the kernel.
+Runs on: step thread.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from engine.kernels.launch import Constant, Launch
+
+_LOG2_E = 1.4426950408889634
+_MIN_DOT_ROWS = 16  # the smallest left factor that tensor cores take
+_LEAST_SPLIT = 256  # tokens: below that, merging costs more than a second program brings
+_LEAST_VECTOR = 32  # elements: one a thread of a warp
+_HEADS_OF_PROGRAM = 16  # in rotate_store
+_SPLITS_OF_PASS = 8  # partial results that combine reads at once
+
+
+def next_power_of_two(value: int) -> int:
+    return 1 << (value - 1).bit_length()
+
+
+@dataclass(frozen=True, slots=True)
+class KernelShape:
+    """What a model and its pool fix for the kernels. Strides are in elements of the pool's layer view
+    ``[N, 2, Hkv, block_size, D]``; a slot's D elements are neighbours. ``window`` 0 is none.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    element_bytes: int
+    block_stride: int
+    part_stride: int
+    head_stride: int
+    slot_stride: int
+    window: int = 0
+
+    @property
+    def group_size(self) -> int:
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def padded_dim(self) -> int:
+        return max(_MIN_DOT_ROWS, next_power_of_two(self.head_dim))
+
+    def paging(self) -> dict[str, Constant]:
+        """Where K and V of a position are, and the scale of scores: to base 2, in which softmax is taken."""
+        return {
+            "HEADS": self.num_heads,
+            "GROUP": self.group_size,
+            "HEAD_DIM": self.head_dim,
+            "PADDED_DIM": self.padded_dim,
+            "BLOCK_SIZE": self.block_size,
+            "BLOCK_STRIDE": self.block_stride,
+            "PART_STRIDE": self.part_stride,
+            "HEAD_STRIDE": self.head_stride,
+            "SLOT_STRIDE": self.slot_stride,
+            "SCALE": _LOG2_E / math.sqrt(self.head_dim),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A program's part: ``rows`` (a group's heads times positions) over ``tokens`` of context at a time.
+
+    ``programs`` of them are meant to share a multiprocessor.
+    """
+
+    rows: int
+    tokens: int
+    num_warps: int
+    num_stages: int
+    programs: int
+
+
+# ---- decode ------------------------------------------------------------------------------------
+
+
+def decode_tile(shape: KernelShape) -> Tile:
+    """Decode is bound by memory: few rows, and enough programs side by side to keep loads in flight."""
+    rows = max(_MIN_DOT_ROWS, next_power_of_two(shape.group_size))
+    if shape.element_bytes > 2:
+        return Tile(rows, 32 if shape.padded_dim <= 128 else 16, 4, 2, 2)
+    if shape.padded_dim > 128:
+        return Tile(rows, 32, 4, 3, 2)
+    return Tile(rows, 64, 4, 3, 2)
+
+
+def decode_launch(shape: KernelShape) -> Launch:
+    tile = decode_tile(shape)
+    constants = {**shape.paging(), "ROWS": tile.rows, "TILE": tile.tokens}
+    return Launch(constants, tile.num_warps, tile.num_stages)
+
+
+def split_budget(shape: KernelShape, num_multiprocessors: int) -> int:
+    """How many programs a KV head gets, so that all heads' together fill the device once."""
+    programs = num_multiprocessors * decode_tile(shape).programs
+    return max(1, programs // shape.num_kv_heads)
+
+
+def splits_launch(shape: KernelShape, max_num_seqs: int, budget: int) -> Launch:
+    constants = {
+        "MAX_SEQS": max(_LEAST_VECTOR, next_power_of_two(max_num_seqs)),
+        "CAPACITY": max(_LEAST_VECTOR, next_power_of_two(budget + max_num_seqs)),
+        "BUDGET": budget,
+        "LEAST": _LEAST_SPLIT,
+        "TILE": decode_tile(shape).tokens,
+        "WINDOW": shape.window,
+    }
+    return Launch(constants)
+
+
+def combine_launch(shape: KernelShape) -> Launch:
+    constants = {
+        "HEADS": shape.num_heads,
+        "HEAD_DIM": shape.head_dim,
+        "PADDED_DIM": shape.padded_dim,
+        "SPLITS": _SPLITS_OF_PASS,
+    }
+    return Launch(constants, num_warps=1 if shape.padded_dim <= 128 else 2)
+
+
+def merge_launch(shape: KernelShape) -> Launch:
+    constants = {"HEADS": shape.num_heads, "HEAD_DIM": shape.head_dim, "PADDED_DIM": shape.padded_dim}
+    return Launch(constants, num_warps=1)
+
+
+# ---- extend ------------------------------------------------------------------------------------
+
+
+def extend_tile(shape: KernelShape, mean_rows: int) -> Tile:
+    """By the rows of a mean sequence of the step: a tile that is mostly padding computes mostly nothing."""
+    rows = mean_rows * shape.group_size
+    if shape.element_bytes > 2:
+        return _extend_tile_float32(shape)
+    if rows < 64:
+        return Tile(_least_rows(shape), 64 if shape.padded_dim <= 128 else 32, 4, 2, 2)
+    if rows < 1024 or shape.padded_dim > 128:
+        return Tile(max(64, _least_rows(shape)), 64 if shape.padded_dim <= 128 else 32, 4, 2, 1)
+    return Tile(max(128, _least_rows(shape)), 64, 8, 3, 1)
+
+
+def invariant_tile(shape: KernelShape) -> Tile:
+    """One tile for everything, decodes included, where a row's bits may depend on the row alone."""
+    if shape.element_bytes > 2:
+        return _extend_tile_float32(shape)
+    return Tile(_least_rows(shape), 64 if shape.padded_dim <= 128 else 32, 4, 2, 2)
+
+
+def _extend_tile_float32(shape: KernelShape) -> Tile:
+    """Without tensor cores factors are in registers, so tiles are small."""
+    return Tile(_least_rows(shape), 32 if shape.padded_dim <= 128 else 16, 4, 2, 1)
+
+
+def _least_rows(shape: KernelShape) -> int:
+    return max(_MIN_DOT_ROWS, next_power_of_two(shape.group_size))
+
+
+def query_block(shape: KernelShape, tile: Tile) -> int:
+    """Positions of one sequence that a program of ``tile`` computes."""
+    return tile.rows // shape.group_size
+
+
+def extend_launch(shape: KernelShape, tile: Tile, *, batch_invariant: bool = False) -> Launch:
+    """``batch_invariant``: every tile of context takes the same instructions, whatever rows are beside it."""
+    constants = {
+        **shape.paging(),
+        "ROWS": tile.rows,
+        "QUERY_BLOCK": query_block(shape, tile),
+        "TILE": tile.tokens,
+        "WINDOW": shape.window,
+        "INVARIANT": batch_invariant,
+    }
+    return Launch(constants, tile.num_warps, tile.num_stages, fuse=not batch_invariant)
+
+
+# ---- rotate and store --------------------------------------------------------------------------
+
+
+def rotate_store_launch(shape: KernelShape) -> Launch:
+    constants = {
+        "HEADS": shape.num_heads,
+        "KV_HEADS": shape.num_kv_heads,
+        "HALF": shape.head_dim // 2,
+        "PADDED_HALF": next_power_of_two(shape.head_dim // 2),
+        "HEADS_OF_PROGRAM": _HEADS_OF_PROGRAM,
+        "BLOCK_SIZE": shape.block_size,
+        "BLOCK_STRIDE": shape.block_stride,
+        "PART_STRIDE": shape.part_stride,
+        "HEAD_STRIDE": shape.head_stride,
+        "SLOT_STRIDE": shape.slot_stride,
+    }
+    return Launch(constants)
+
+
+def rotate_store_programs(shape: KernelShape) -> int:
+    """Programs that share a row's heads, Q, K and V together."""
+    return -(-(shape.num_heads + 2 * shape.num_kv_heads) // _HEADS_OF_PROGRAM)

@@ -1,0 +1,142 @@
+"""The register of attention kernels: binaries that models of the field would have launched.
+
+Pure, and without triton. Every kernel is there with every head size and dtype that it knows, in the tile
+that ``engine.attention.triton.configs`` chooses, for checks of the binaries without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from engine.attention.triton.configs import (
+    KernelShape,
+    Tile,
+    combine_launch,
+    decode_launch,
+    decode_tile,
+    extend_launch,
+    extend_tile,
+    invariant_tile,
+    merge_launch,
+    rotate_store_launch,
+    split_budget,
+    splits_launch,
+)
+from engine.kernels.launch import Arithmetic, KernelVariant
+
+_PACKAGE = "engine.attention.triton"
+_ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
+_MULTIPROCESSORS = 132  # of an H200
+_MAX_NUM_SEQS = 256
+_NUM_LAYERS = 32
+_KV_HEADS = 8
+_MEAN_ROWS = {"few": 4, "some": 64, "many": 8192}  # of a sequence in a step, for each tile of extend
+
+
+def shape_of(
+    dtype: str, head_dim: int, group_size: int, block_size: int = 16, window: int = 0
+) -> KernelShape:
+    """As in a contiguous pool of a model with ``group_size`` query heads for each of eight KV heads."""
+    head_stride = block_size * head_dim
+    return KernelShape(
+        num_heads=_KV_HEADS * group_size,
+        num_kv_heads=_KV_HEADS,
+        head_dim=head_dim,
+        block_size=block_size,
+        element_bytes=_ELEMENT_BYTES[dtype],
+        block_stride=_NUM_LAYERS * 2 * _KV_HEADS * head_stride,
+        part_stride=_KV_HEADS * head_stride,
+        head_stride=head_stride,
+        slot_stride=head_dim,
+        window=window,
+    )
+
+
+def _arithmetic(dtype: str) -> Arithmetic:
+    return Arithmetic.IEEE_FLOAT32 if dtype == "fp32" else Arithmetic.TENSOR_CORES
+
+
+def _decode(dtype: str, name: str, shape: KernelShape) -> KernelVariant:
+    value = f"*{dtype}"
+    arguments = {
+        "query": value, "kv": value, "block_tables": "*i32", "table_stride": "i32", "work": "*i32",
+        "out": value, "lse": None, "partial_out": "*fp32", "partial_lse": "*fp32",
+    }  # fmt: skip
+    tile = decode_tile(shape)
+    return KernelVariant(
+        f"decode-{name}", f"{_PACKAGE}.decode:decode_kernel", arguments, decode_launch(shape),
+        _arithmetic(dtype), tile.rows, tile.programs,
+    )  # fmt: skip
+
+
+def _extend(
+    dtype: str, name: str, shape: KernelShape, tile: Tile, *, invariant: bool = False
+) -> KernelVariant:
+    value = f"*{dtype}"
+    arguments = {
+        "query": value, "kv": value, "query_start": "*i32", "context_start": "*i32", "seq_lens": "*i32",
+        "block_tables": "*i32", "table_stride": "i32", "first_seq": "i32", "num_seqs": "i32",
+        "out": value, "lse": None,
+    }  # fmt: skip
+    launch = extend_launch(shape, tile, batch_invariant=invariant)
+    return KernelVariant(
+        f"extend-{name}", f"{_PACKAGE}.extend:extend_kernel", arguments, launch,
+        _arithmetic(dtype), tile.rows, tile.programs,
+    )  # fmt: skip
+
+
+def _rotate_store(dtype: str, name: str, shape: KernelShape) -> KernelVariant:
+    value = f"*{dtype}"
+    arguments = {
+        "qkv": value, "cos": "*fp32", "sin": "*fp32", "slot_mapping": "*i32", "query": value, "kv": value,
+    }  # fmt: skip
+    return KernelVariant(
+        f"rotate-store-{name}", f"{_PACKAGE}.rotate_store:rotate_store_kernel", arguments,
+        rotate_store_launch(shape), programs=8,
+    )  # fmt: skip
+
+
+def _merging(dtype: str, name: str, shape: KernelShape) -> Iterator[KernelVariant]:
+    value = f"*{dtype}"
+    combine: Mapping[str, str | None] = {
+        "partial_out": "*fp32", "partial_lse": "*fp32", "starts": "*i32", "out": value, "lse": None,
+    }  # fmt: skip
+    merge = {"out": value, "lse": "*fp32", "other_out": value, "other_lse": "*fp32"}
+    module = f"{_PACKAGE}.combine"
+    yield KernelVariant(
+        f"combine-{name}", f"{module}:combine_kernel", combine, combine_launch(shape), programs=16
+    )
+    yield KernelVariant(f"merge-{name}", f"{module}:merge_kernel", merge, merge_launch(shape), programs=16)
+
+
+def _splits(name: str, shape: KernelShape) -> KernelVariant:
+    arguments = {
+        "seq_lens": "*i32", "num_seqs": "i32", "num_pieces": "i32", "work": "*i32", "starts": "*i32",
+    }  # fmt: skip
+    launch = splits_launch(shape, _MAX_NUM_SEQS, split_budget(shape, _MULTIPROCESSORS))
+    return KernelVariant(f"splits-{name}", f"{_PACKAGE}.splits:splits_kernel", arguments, launch)
+
+
+def variants() -> list[KernelVariant]:
+    """All of them; a name is kernel, dtype, head size (``d``), group size (``g``), and what is special."""
+    found: list[KernelVariant] = []
+    for dtype in _ELEMENT_BYTES:
+        for head_dim in (64, 80, 96, 128, 256):
+            for group_size in (1, 4, 8):
+                for window in (0, 4096):
+                    name = f"{dtype}-d{head_dim}-g{group_size}" + ("-window" if window else "")
+                    shape = shape_of(dtype, head_dim, group_size, window=window)
+                    found += _of_shape(dtype, name, shape)
+    return found
+
+
+def _of_shape(dtype: str, name: str, shape: KernelShape) -> Iterator[KernelVariant]:
+    tiles = {word: extend_tile(shape, rows) for word, rows in _MEAN_ROWS.items()}
+    for word, tile in tiles.items():
+        yield _extend(dtype, f"{name}-{word}", shape, tile)
+    yield _extend(dtype, f"{name}-invariant", shape, invariant_tile(shape), invariant=True)
+    yield _splits(name, shape)
+    if not shape.window:  # the rest knows nothing of windows
+        yield _decode(dtype, name, shape)
+        yield _rotate_store(dtype, name, shape)
+        yield from _merging(dtype, name, shape)

@@ -1,0 +1,64 @@
+"""What is launched for whom: plain conditions, and constants that fit the hardware's rules."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.attention.triton.configs import (
+    KernelShape,
+    decode_tile,
+    extend_launch,
+    extend_tile,
+    invariant_tile,
+    query_block,
+    split_budget,
+)
+from engine.attention.triton.variants import shape_of, variants
+
+SHAPES = [
+    shape_of(dtype, head_dim, group)
+    for dtype in ("fp16", "fp32")
+    for head_dim in (16, 64, 80, 96, 128, 256)
+    for group in (1, 3, 8, 71)
+]
+
+
+def is_power_of_two(value: int) -> bool:
+    return value > 0 and value & (value - 1) == 0
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_tiles_are_powers_of_two_and_hold_a_group(shape: KernelShape) -> None:
+    tiles = [decode_tile(shape), invariant_tile(shape), *(extend_tile(shape, rows) for rows in (1, 64, 8192))]
+    for tile in tiles:
+        assert is_power_of_two(tile.rows) and is_power_of_two(tile.tokens) and tile.tokens >= 16
+        assert tile.rows >= max(16, shape.group_size) and query_block(shape, tile) >= 1
+
+
+def test_more_rows_get_larger_tiles() -> None:
+    shape = shape_of("bf16", 128, 4)
+    assert [extend_tile(shape, rows).rows for rows in (1, 15, 16, 255, 256, 8192)] == [
+        16,
+        16,
+        64,
+        64,
+        128,
+        128,
+    ]
+
+
+def test_the_budget_fills_the_device_once() -> None:
+    shape = shape_of("bf16", 128, 4)
+    assert split_budget(shape, 132) == 132 * decode_tile(shape).programs // shape.num_kv_heads
+    assert split_budget(shape, 1) == 1
+
+
+def test_only_the_batch_invariant_rounds_each_operation() -> None:
+    shape = shape_of("bf16", 128, 4)
+    tile = invariant_tile(shape)
+    assert extend_launch(shape, tile).fuse and not extend_launch(shape, tile, batch_invariant=True).fuse
+
+
+def test_no_two_variants_share_a_name() -> None:
+    names = [variant.name for variant in variants()]
+    assert len(set(names)) == len(names)
