@@ -13,14 +13,32 @@ from enum import Enum
 Constant = int | float | bool | None
 
 
+CAPABILITIES = (80, 90, 100)  # A100, H100 and H200, B200
+_REGISTERS = 65536  # of a multiprocessor, since Volta
+_REGISTERS_OF_THREAD = 255
+_WARP_SIZE = 32
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a kernel is compiled with. ``fuse``: whether a product and a sum may be rounded once."""
+    """What a kernel is compiled with.
+
+    ``programs`` of it are to run on one multiprocessor side by side: that is what its registers are divided
+    for, and the assembler is told, for by itself it may rather spill than leave room unused. ``fuse``:
+    whether a product and a sum may be rounded once.
+    """
 
     constants: Mapping[str, Constant]
     num_warps: int = 4
     num_stages: int = 1
+    programs: int = 1
     fuse: bool = True
+
+    @property
+    def registers(self) -> int:
+        """What a thread may have of them; they are granted by eights."""
+        share = _REGISTERS // (self.num_warps * _WARP_SIZE * self.programs)
+        return min(share // 8 * 8, _REGISTERS_OF_THREAD)
 
     def keywords(self) -> dict[str, Constant]:
         """For ``kernel[grid](...)``."""
@@ -31,6 +49,7 @@ class Launch:
         return {
             "num_warps": self.num_warps,
             "num_stages": self.num_stages,
+            "maxnreg": self.registers,
             "enable_fp_fusion": self.fuse,
         }
 
@@ -49,7 +68,7 @@ class KernelVariant:
 
     ``kernel`` is ``module:function``. ``arguments`` has the type of each run-time argument (``*bf16`` is a
     pointer, ``i32``, ``fp32``); None is one that is not passed. Pointers are 16-byte aligned unless the
-    kernel says that they vary. ``programs`` of it are planned to run on one multiprocessor side by side.
+    kernel says that they vary.
     """
 
     name: str
@@ -58,4 +77,4 @@ class KernelVariant:
     launch: Launch
     arithmetic: Arithmetic = Arithmetic.NONE
     rows: int = 0  # of the left factor of its products: what decides between the tensor-core instructions
-    programs: int = 1
+    capabilities: tuple[int, ...] = CAPABILITIES  # of the devices that it is launched on

@@ -59,6 +59,10 @@ def test_only_the_batch_invariant_rounds_each_operation() -> None:
     assert extend_launch(shape, tile).fuse and not extend_launch(shape, tile, batch_invariant=True).fuse
 
 
-def test_no_two_variants_share_a_name() -> None:
-    names = [variant.name for variant in variants()]
-    assert len(set(names)) == len(names)
+def test_the_register_has_every_kernel_with_every_head_size_and_dtype() -> None:
+    names = {variant.name for variant in variants()}
+    for kernel in ("decode", "extend", "rotate-store", "combine", "merge", "splits"):
+        for head_dim in (64, 80, 96, 128, 256):
+            for dtype in ("bf16", "fp32"):
+                assert any(name.startswith(f"{kernel}-{dtype}-d{head_dim}-") for name in names)
+    assert sum("window" in name for name in names) >= 9 and any("fp16" in name for name in names)

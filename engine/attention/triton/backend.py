@@ -41,6 +41,7 @@ def kernel_shape(pool: torch.Tensor, shape: AttentionShape) -> KernelShape:
         head_stride=head_stride,
         slot_stride=slot_stride,
         window=shape.sliding_window or 0,
+        has_warpgroups=not pool.is_cuda or torch.cuda.get_device_capability(pool.device)[0] >= 9,
     )
 
 

@@ -15,6 +15,8 @@ from engine.kernels.launch import Constant, Launch
 
 _LOG2_E = 1.4426950408889634
 _MIN_DOT_ROWS = 16  # the smallest left factor that tensor cores take
+_ROWS_OF_WARPGROUP = 64  # what Hopper's and Blackwell's own instructions multiply at once
+_ROWS_OF_PREFILL = 1024  # from here on the largest tile has little padding
 _LEAST_SPLIT = 256  # tokens: below that, merging costs more than a second program brings
 _LEAST_VECTOR = 32  # elements: one a thread of a warp
 _HEADS_OF_PROGRAM = 16  # in rotate_store
@@ -28,7 +30,8 @@ def next_power_of_two(value: int) -> int:
 @dataclass(frozen=True, slots=True)
 class KernelShape:
     """What a model and its pool fix for the kernels. Strides are in elements of the pool's layer view
-    ``[N, 2, Hkv, block_size, D]``; a slot's D elements are neighbours. ``window`` 0 is none.
+    ``[N, 2, Hkv, block_size, D]``; a slot's D elements are neighbours. ``window`` 0 is none. Devices from
+    Hopper on have instructions for whole warpgroups, which need fewer registers.
     """
 
     num_heads: int
@@ -41,6 +44,7 @@ class KernelShape:
     head_stride: int
     slot_stride: int
     window: int = 0
+    has_warpgroups: bool = True
 
     @property
     def group_size(self) -> int:
@@ -80,23 +84,29 @@ class Tile:
     programs: int
 
 
+def _least_rows(shape: KernelShape) -> int:
+    return max(_MIN_DOT_ROWS, next_power_of_two(shape.group_size))
+
+
+def _tokens(shape: KernelShape) -> int:
+    """As many as registers hold beside the sums; in float32 both factors are there too."""
+    if shape.element_bytes > 2:
+        return 16
+    return 64 if shape.padded_dim <= 128 else 32
+
+
 # ---- decode ------------------------------------------------------------------------------------
 
 
 def decode_tile(shape: KernelShape) -> Tile:
     """Decode is bound by memory: few rows, and enough programs side by side to keep loads in flight."""
-    rows = max(_MIN_DOT_ROWS, next_power_of_two(shape.group_size))
-    if shape.element_bytes > 2:
-        return Tile(rows, 32 if shape.padded_dim <= 128 else 16, 4, 2, 2)
-    if shape.padded_dim > 128:
-        return Tile(rows, 32, 4, 3, 2)
-    return Tile(rows, 64, 4, 3, 2)
+    return Tile(_least_rows(shape), _tokens(shape), 4, 3, 3)
 
 
 def decode_launch(shape: KernelShape) -> Launch:
     tile = decode_tile(shape)
     constants = {**shape.paging(), "ROWS": tile.rows, "TILE": tile.tokens}
-    return Launch(constants, tile.num_warps, tile.num_stages)
+    return Launch(constants, tile.num_warps, tile.num_stages, tile.programs)
 
 
 def split_budget(shape: KernelShape, num_multiprocessors: int) -> int:
@@ -124,12 +134,12 @@ def combine_launch(shape: KernelShape) -> Launch:
         "PADDED_DIM": shape.padded_dim,
         "SPLITS": _SPLITS_OF_PASS,
     }
-    return Launch(constants, num_warps=1 if shape.padded_dim <= 128 else 2)
+    return Launch(constants, num_warps=1 if shape.padded_dim <= 128 else 2, programs=16)
 
 
 def merge_launch(shape: KernelShape) -> Launch:
     constants = {"HEADS": shape.num_heads, "HEAD_DIM": shape.head_dim, "PADDED_DIM": shape.padded_dim}
-    return Launch(constants, num_warps=1)
+    return Launch(constants, num_warps=1, programs=16)
 
 
 # ---- extend ------------------------------------------------------------------------------------
@@ -137,30 +147,19 @@ def merge_launch(shape: KernelShape) -> Launch:
 
 def extend_tile(shape: KernelShape, mean_rows: int) -> Tile:
     """By the rows of a mean sequence of the step: a tile that is mostly padding computes mostly nothing."""
-    rows = mean_rows * shape.group_size
-    if shape.element_bytes > 2:
-        return _extend_tile_float32(shape)
-    if rows < 64:
-        return Tile(_least_rows(shape), 64 if shape.padded_dim <= 128 else 32, 4, 2, 2)
-    if rows < 1024 or shape.padded_dim > 128:
-        return Tile(max(64, _least_rows(shape)), 64 if shape.padded_dim <= 128 else 32, 4, 2, 1)
-    return Tile(max(128, _least_rows(shape)), 64, 8, 3, 1)
+    rows, least = mean_rows * shape.group_size, _least_rows(shape)
+    if shape.element_bytes > 2 or rows < _ROWS_OF_WARPGROUP:
+        return invariant_tile(shape)
+    if shape.padded_dim > 128:
+        return Tile(max(64, least), _tokens(shape), 8, 3, 1)
+    if rows < _ROWS_OF_PREFILL:
+        return Tile(max(64, least), _tokens(shape) if shape.has_warpgroups else 32, 4, 3, 2)
+    return Tile(max(128, least), _tokens(shape), 8, 3, 1)
 
 
 def invariant_tile(shape: KernelShape) -> Tile:
-    """One tile for everything, decodes included, where a row's bits may depend on the row alone."""
-    if shape.element_bytes > 2:
-        return _extend_tile_float32(shape)
-    return Tile(_least_rows(shape), 64 if shape.padded_dim <= 128 else 32, 4, 2, 2)
-
-
-def _extend_tile_float32(shape: KernelShape) -> Tile:
-    """Without tensor cores factors are in registers, so tiles are small."""
-    return Tile(_least_rows(shape), 32 if shape.padded_dim <= 128 else 16, 4, 2, 1)
-
-
-def _least_rows(shape: KernelShape) -> int:
-    return max(_MIN_DOT_ROWS, next_power_of_two(shape.group_size))
+    """The smallest; that of everything, decodes included, where bits may depend on the row alone."""
+    return Tile(_least_rows(shape), _tokens(shape), 4, 3, 3)
 
 
 def query_block(shape: KernelShape, tile: Tile) -> int:
@@ -178,7 +177,7 @@ def extend_launch(shape: KernelShape, tile: Tile, *, batch_invariant: bool = Fal
         "WINDOW": shape.window,
         "INVARIANT": batch_invariant,
     }
-    return Launch(constants, tile.num_warps, tile.num_stages, fuse=not batch_invariant)
+    return Launch(constants, tile.num_warps, tile.num_stages, tile.programs, fuse=not batch_invariant)
 
 
 # ---- rotate and store --------------------------------------------------------------------------
@@ -197,7 +196,7 @@ def rotate_store_launch(shape: KernelShape) -> Launch:
         "HEAD_STRIDE": shape.head_stride,
         "SLOT_STRIDE": shape.slot_stride,
     }
-    return Launch(constants)
+    return Launch(constants, programs=8)
 
 
 def rotate_store_programs(shape: KernelShape) -> int:

@@ -7,6 +7,7 @@ that ``engine.attention.triton.configs`` chooses, for checks of the binaries wit
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from engine.attention.triton.configs import (
     KernelShape,
@@ -22,7 +23,7 @@ from engine.attention.triton.configs import (
     split_budget,
     splits_launch,
 )
-from engine.kernels.launch import Arithmetic, KernelVariant
+from engine.kernels.launch import CAPABILITIES, Arithmetic, KernelVariant
 
 _PACKAGE = "engine.attention.triton"
 _ELEMENT_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
@@ -65,7 +66,7 @@ def _decode(dtype: str, name: str, shape: KernelShape) -> KernelVariant:
     tile = decode_tile(shape)
     return KernelVariant(
         f"decode-{name}", f"{_PACKAGE}.decode:decode_kernel", arguments, decode_launch(shape),
-        _arithmetic(dtype), tile.rows, tile.programs,
+        _arithmetic(dtype), tile.rows,
     )  # fmt: skip
 
 
@@ -81,7 +82,7 @@ def _extend(
     launch = extend_launch(shape, tile, batch_invariant=invariant)
     return KernelVariant(
         f"extend-{name}", f"{_PACKAGE}.extend:extend_kernel", arguments, launch,
-        _arithmetic(dtype), tile.rows, tile.programs,
+        _arithmetic(dtype), tile.rows,
     )  # fmt: skip
 
 
@@ -92,7 +93,7 @@ def _rotate_store(dtype: str, name: str, shape: KernelShape) -> KernelVariant:
     }  # fmt: skip
     return KernelVariant(
         f"rotate-store-{name}", f"{_PACKAGE}.rotate_store:rotate_store_kernel", arguments,
-        rotate_store_launch(shape), programs=8,
+        rotate_store_launch(shape),
     )  # fmt: skip
 
 
@@ -103,10 +104,8 @@ def _merging(dtype: str, name: str, shape: KernelShape) -> Iterator[KernelVarian
     }  # fmt: skip
     merge = {"out": value, "lse": "*fp32", "other_out": value, "other_lse": "*fp32"}
     module = f"{_PACKAGE}.combine"
-    yield KernelVariant(
-        f"combine-{name}", f"{module}:combine_kernel", combine, combine_launch(shape), programs=16
-    )
-    yield KernelVariant(f"merge-{name}", f"{module}:merge_kernel", merge, merge_launch(shape), programs=16)
+    yield KernelVariant(f"combine-{name}", f"{module}:combine_kernel", combine, combine_launch(shape))
+    yield KernelVariant(f"merge-{name}", f"{module}:merge_kernel", merge, merge_launch(shape))
 
 
 def _splits(name: str, shape: KernelShape) -> KernelVariant:
@@ -117,23 +116,40 @@ def _splits(name: str, shape: KernelShape) -> KernelVariant:
     return KernelVariant(f"splits-{name}", f"{_PACKAGE}.splits:splits_kernel", arguments, launch)
 
 
+def _models() -> Iterator[tuple[str, int, int, int]]:
+    """dtype, head size, group size and window of models that the register stands for."""
+    for head_dim in (64, 80, 96, 128, 256):
+        yield "bf16", head_dim, 1, 0
+        yield "bf16", head_dim, 4, 0
+        yield "fp32", head_dim, 4, 0
+    yield "fp16", 128, 8, 0
+    yield "bf16", 64, 4, 4096
+    yield "bf16", 128, 4, 4096
+    yield "bf16", 256, 2, 4096
+
+
 def variants() -> list[KernelVariant]:
     """All of them; a name is kernel, dtype, head size (``d``), group size (``g``), and what is special."""
-    found: list[KernelVariant] = []
-    for dtype in _ELEMENT_BYTES:
-        for head_dim in (64, 80, 96, 128, 256):
-            for group_size in (1, 4, 8):
-                for window in (0, 4096):
-                    name = f"{dtype}-d{head_dim}-g{group_size}" + ("-window" if window else "")
-                    shape = shape_of(dtype, head_dim, group_size, window=window)
-                    found += _of_shape(dtype, name, shape)
-    return found
+    found: dict[str, KernelVariant] = {}
+    for dtype, head_dim, group_size, window in _models():
+        name = f"{dtype}-d{head_dim}-g{group_size}" + ("-window" if window else "")
+        shape = shape_of(dtype, head_dim, group_size, window=window)
+        for variant in _of_shape(dtype, name, shape):
+            assert variant.name not in found
+            found[variant.name] = variant
+    return list(found.values())
 
 
 def _of_shape(dtype: str, name: str, shape: KernelShape) -> Iterator[KernelVariant]:
-    tiles = {word: extend_tile(shape, rows) for word, rows in _MEAN_ROWS.items()}
-    for word, tile in tiles.items():
-        yield _extend(dtype, f"{name}-{word}", shape, tile)
+    tiles: dict[Tile, tuple[str, tuple[int, ...]]] = {}
+    for word, rows in _MEAN_ROWS.items():
+        hopper, ampere = (
+            extend_tile(replace(shape, has_warpgroups=has_them), rows) for has_them in (True, False)
+        )
+        tiles.setdefault(hopper, (word, CAPABILITIES if ampere == hopper else (90, 100)))
+        tiles.setdefault(ampere, (f"{word}-ampere", (80,)))
+    for tile, (word, capabilities) in tiles.items():
+        yield replace(_extend(dtype, f"{name}-{word}", shape, tile), capabilities=capabilities)
     yield _extend(dtype, f"{name}-invariant", shape, invariant_tile(shape), invariant=True)
     yield _splits(name, shape)
     if not shape.window:  # the rest knows nothing of windows

@@ -1,0 +1,35 @@
+"""Attention kernels compiled for GPUs that are not there: no spills, the right instructions, room as planned.
+
+The bounded sample has each kernel in its commonest shape on Hopper, and some on the others; the full count
+has every variant of the register, on all that it is launched on.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from engine.attention.triton.variants import variants
+from tests.support.compiled_kernels import compile_all, faults
+
+REGISTRY = "engine.attention.triton.variants:variants"
+VARIANTS = {variant.name: variant for variant in variants()}
+HOPPER = (
+    "decode-bf16-d128-g4", "decode-fp32-d128-g4", "extend-bf16-d128-g4-some", "extend-bf16-d128-g4-many",
+    "extend-bf16-d128-g4-invariant", "extend-bf16-d64-g4-window-few", "extend-fp32-d64-g4-few",
+    "rotate-store-bf16-d128-g4", "combine-bf16-d128-g4", "merge-bf16-d128-g4", "splits-bf16-d128-g4",
+)  # fmt: skip
+OTHERS = (
+    ("decode-bf16-d128-g4", 80), ("extend-bf16-d128-g4-some-ampere", 80), ("extend-bf16-d128-g4-many", 100),
+)  # fmt: skip
+if os.environ.get("TIDEGATE_SLOW"):
+    WANTED = [(name, capability) for name in VARIANTS for capability in VARIANTS[name].capabilities]
+else:
+    WANTED = [*((name, 90) for name in HOPPER), *OTHERS]
+
+
+@pytest.mark.parametrize(("name", "capability"), WANTED)
+def test_a_binary_is_as_it_was_planned(name: str, capability: int) -> None:
+    compiled = compile_all(REGISTRY, WANTED)[name, capability]
+    assert faults(VARIANTS[name], capability, compiled) == [], compiled
