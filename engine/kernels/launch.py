@@ -23,21 +23,20 @@ _WARP_SIZE = 32
 class Launch:
     """What a kernel is compiled with.
 
-    ``programs`` of it are to run on one multiprocessor side by side: that is what its registers are divided
-    for, and the assembler is told, for by itself it may rather spill than leave room unused. ``fuse``:
-    whether a product and a sum may be rounded once.
+    With ``programs``, which are to run on one multiprocessor side by side, the assembler is told what a
+    thread may have of the registers; left to itself it may spill, to make room for more. ``fuse``: whether
+    a product and a sum may be rounded once.
     """
 
     constants: Mapping[str, Constant]
     num_warps: int = 4
     num_stages: int = 1
-    programs: int = 1
+    programs: int | None = None
     fuse: bool = True
 
-    @property
-    def registers(self) -> int:
-        """What a thread may have of them; they are granted by eights."""
-        share = _REGISTERS // (self.num_warps * _WARP_SIZE * self.programs)
+    def registers(self, programs: int) -> int:
+        """What a thread may have of them if so many programs run side by side; they are granted by eights."""
+        share = _REGISTERS // (self.num_warps * _WARP_SIZE * programs)
         return min(share // 8 * 8, _REGISTERS_OF_THREAD)
 
     def keywords(self) -> dict[str, Constant]:
@@ -49,7 +48,7 @@ class Launch:
         return {
             "num_warps": self.num_warps,
             "num_stages": self.num_stages,
-            "maxnreg": self.registers,
+            "maxnreg": None if self.programs is None else self.registers(self.programs),
             "enable_fp_fusion": self.fuse,
         }
 
@@ -68,7 +67,7 @@ class KernelVariant:
 
     ``kernel`` is ``module:function``. ``arguments`` has the type of each run-time argument (``*bf16`` is a
     pointer, ``i32``, ``fp32``); None is one that is not passed. Pointers are 16-byte aligned unless the
-    kernel says that they vary.
+    kernel says that they vary. ``programs`` of it are to run on one multiprocessor side by side.
     """
 
     name: str
@@ -77,4 +76,5 @@ class KernelVariant:
     launch: Launch
     arithmetic: Arithmetic = Arithmetic.NONE
     rows: int = 0  # of the left factor of its products: what decides between the tensor-core instructions
+    programs: int = 1
     capabilities: tuple[int, ...] = CAPABILITIES  # of the devices that it is launched on

@@ -19,14 +19,21 @@ from tests.support.triton_batches import MIXED, assert_right, backend
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=["fp16", "fp32"])
 INVARIANT = pytest.mark.parametrize("batch_invariant", [False, True], ids=["split", "invariant"])
-EXAMPLES = 150 if os.environ.get("TIDEGATE_SLOW") else 6
+# Each of both, for what the interpreter takes seconds.
+CASES = pytest.mark.parametrize(
+    ("dtype", "window", "batch_invariant"), [(torch.float16, None, False), (torch.float32, 20, True)], ids=str
+)
+WINDOWS = pytest.mark.parametrize(
+    ("dtype", "window"), [(torch.float16, None), (torch.float32, 20)], ids=["fp16", "fp32-window"]
+)
+EXAMPLES = 150 if os.environ.get("TIDEGATE_SLOW") else 5
 EDGES = (0, 1, 15, 16, 17, 31, 32, 33, 63, 64, 65)  # of blocks and tiles
 
 
 @DTYPES
 @INVARIANT
 def test_a_ragged_batch_agrees_with_the_oracle(dtype: torch.dtype, batch_invariant: bool) -> None:
-    batch = make_batch(MIXED, AttentionShape(6, 2, 32), dtype)
+    batch = make_batch(MIXED, AttentionShape(3, 1, 32), dtype)
     assert_right(batch, batch.run(backend(batch, batch_invariant=batch_invariant)))
 
 
@@ -50,7 +57,7 @@ def test_head_sizes_groups_and_block_sizes(
 
 
 @INVARIANT
-@pytest.mark.parametrize("window", [1, 5, 16, 33, 1000])
+@pytest.mark.parametrize("window", [1, 16, 33])
 def test_a_sliding_window(window: int, batch_invariant: bool) -> None:
     batch = make_batch(MIXED, AttentionShape(2, 1, 16, sliding_window=window), torch.float16, seed=window)
     assert_right(batch, batch.run(backend(batch, batch_invariant=batch_invariant)))
@@ -76,17 +83,16 @@ def test_any_batch_agrees_with_the_oracle(
     assert_right(batch, batch.run(backend(batch, batch_invariant=batch_invariant)))
 
 
-@DTYPES
-def test_long_contexts_are_split_and_put_together(dtype: torch.dtype) -> None:
-    batch = make_batch([(700, 1), (3, 1), (520, 1), (256, 1)], AttentionShape(4, 2, 16), dtype)
+def test_long_contexts_are_split_and_put_together() -> None:
+    batch = make_batch([(700, 1), (3, 1), (256, 1)], AttentionShape(4, 2, 16), torch.float16)
     attention = backend(batch, num_multiprocessors=8)
     assert_right(batch, batch.run(attention))
-    assert attention._splits.starts[:5].tolist() == [0, 3, 4, 7, 9]
+    assert attention._splits.starts[:4].tolist() == [0, 3, 4, 6]
 
 
 @DTYPES
 def test_keys_and_values_land_where_slot_mapping_says(dtype: torch.dtype) -> None:
-    batch = make_batch(MIXED[-4:], AttentionShape(6, 2, 32), dtype)
+    batch = make_batch(MIXED[-3:], AttentionShape(6, 2, 32), dtype)
     before = batch.pool.clone()
     batch.run(backend(batch))
     keys, values = batch.stored()
@@ -101,18 +107,16 @@ def test_keys_and_values_land_where_slot_mapping_says(dtype: torch.dtype) -> Non
     assert not (changed & rest).any(), "a slot of another row was written"
 
 
-@DTYPES
-@INVARIANT
-def test_block_numbers_do_not_matter(dtype: torch.dtype, batch_invariant: bool) -> None:
-    batch = make_batch(((300, 1), *MIXED[-5:]), AttentionShape(3, 1, 16), dtype)
+@CASES
+def test_block_numbers_do_not_matter(dtype: torch.dtype, window: int | None, batch_invariant: bool) -> None:
+    batch = make_batch(((300, 1), *MIXED[-4:]), AttentionShape(3, 1, 16, sliding_window=window), dtype)
     moved = batch.permuted(seed=3)
     assert moved.tables != batch.tables
     found = [one.run(backend(one, batch_invariant=batch_invariant)) for one in (moved, batch)]
     assert torch.equal(*found)
 
 
-@DTYPES
-@pytest.mark.parametrize("window", [None, 20])
+@WINDOWS
 @pytest.mark.usefixtures("rows_apart")
 def test_neighbours_do_not_matter_to_the_batch_invariant(dtype: torch.dtype, window: int | None) -> None:
     batch = make_batch(MIXED, AttentionShape(3, 1, 16, sliding_window=window), dtype)
@@ -128,12 +132,11 @@ def test_neighbours_do_not_matter_to_the_batch_invariant(dtype: torch.dtype, win
         assert torch.equal(alone.forward(1, batch.qkv[first:last]), together[first:last])
 
 
-@DTYPES
-@pytest.mark.parametrize("window", [None, 20])
+@WINDOWS
 @pytest.mark.usefixtures("rows_apart")
 def test_chunk_splits_do_not_matter_to_the_batch_invariant(dtype: torch.dtype, window: int | None) -> None:
     batch = make_batch([(47, 35)], AttentionShape(3, 1, 16, sliding_window=window), dtype, seed=9)
-    splits = [batch.split(sizes) for sizes in ((1,) * 17 + (18,), (16, 1, 18), (3, 31, 1))]
+    splits = [batch.split(sizes) for sizes in ((1,) * 6 + (29,), (16, 1, 18), (3, 31, 1))]
     whole = batch.run(backend(batch, batch_invariant=True))
     for steps in splits:
         found = torch.cat([step.run(backend(step, batch_invariant=True)) for step in steps])
@@ -167,8 +170,11 @@ def padded(batch: Batch, count: int) -> tuple[Batch, AttentionMetadata]:
     return dataclasses.replace(batch, qkv=qkv, **noise), grown
 
 
-@INVARIANT
-@pytest.mark.parametrize("spans", [MIXED[:7], MIXED[3:]], ids=["decodes", "mixed"])
+@pytest.mark.parametrize(
+    ("spans", "batch_invariant"),
+    [(MIXED[:6], False), (MIXED[3:], False), (MIXED[4:7], True)],
+    ids=["decodes", "mixed", "invariant"],
+)
 def test_padding_reads_and_stores_nothing_and_gives_zeros(
     spans: tuple[tuple[int, int], ...], batch_invariant: bool
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 
 import torch
 from hypothesis import given, settings
@@ -36,7 +37,7 @@ def plan_of(
     return found
 
 
-@settings(max_examples=60)
+@settings(max_examples=600 if os.environ.get("TIDEGATE_SLOW") else 25)
 @given(
     lengths=st.lists(st.integers(1, 9000), min_size=1, max_size=6),
     budget=st.integers(1, 40),

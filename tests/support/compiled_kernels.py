@@ -14,11 +14,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.kernels.launch import Arithmetic, KernelVariant
+from engine.kernels.launch import CAPABILITIES, Arithmetic, KernelVariant
 
 ROOT = Path(__file__).parent.parent.parent
 _SHARED_BYTES = {80: 164 * 1024, 90: 228 * 1024, 100: 228 * 1024}  # of a multiprocessor
 _RESERVED_BYTES = 1024  # of that, for each program on it
+assert set(_SHARED_BYTES) == set(CAPABILITIES)
 _MMA = {80: r"\bmma\.sync", 90: r"\bwgmma\.mma_async", 100: r"\btcgen05\.mma"}
 _SYNCHRONOUS = _MMA[80]
 _ROWS_OF_WARPGROUP = 64  # from here on Hopper and Blackwell have instructions for whole warpgroups
@@ -66,15 +67,15 @@ def run_compiler(keys: list[Key], root: Path = ROOT) -> list[Compiled]:
 
 def faults(variant: KernelVariant, capability: int, compiled: Compiled) -> list[str]:
     """What is wrong with a binary, in words: nothing, if it is as it was planned."""
-    launch = variant.launch
-    shared = launch.programs * (compiled.shared_bytes + _RESERVED_BYTES)
+    programs = max(variant.programs, variant.launch.programs or 1)
+    shared = programs * (compiled.shared_bytes + _RESERVED_BYTES)
     found = []
     if compiled.stack_bytes or compiled.local_bytes:
         found.append(f"spills: {compiled.stack_bytes} bytes of stack, {compiled.local_bytes} of local memory")
-    if compiled.registers > launch.registers:
-        found.append(f"{compiled.registers} registers are too many for {launch.programs} programs")
+    if compiled.registers > variant.launch.registers(programs):
+        found.append(f"{compiled.registers} registers are too many for {programs} programs")
     if shared > _SHARED_BYTES[capability]:
-        found.append(f"{compiled.shared_bytes} shared bytes are too many for {launch.programs} programs")
+        found.append(f"{compiled.shared_bytes} shared bytes are too many for {programs} programs")
     return found + _arithmetic_faults(variant, capability, compiled.ptx)
 
 

@@ -95,12 +95,20 @@ def _tokens(shape: KernelShape) -> int:
     return 64 if shape.padded_dim <= 128 else 32
 
 
+def _smallest_tile(shape: KernelShape) -> Tile:
+    """The fewest rows that there are, and enough programs side by side to keep loads in flight."""
+    rows, tokens = _least_rows(shape), _tokens(shape)
+    if shape.element_bytes <= 2:
+        return Tile(rows, tokens, 4, 3, 3)
+    return Tile(rows, tokens, 4, 3, 2) if shape.padded_dim <= 128 else Tile(rows, tokens, 8, 3, 1)
+
+
 # ---- decode ------------------------------------------------------------------------------------
 
 
 def decode_tile(shape: KernelShape) -> Tile:
-    """Decode is bound by memory: few rows, and enough programs side by side to keep loads in flight."""
-    return Tile(_least_rows(shape), _tokens(shape), 4, 3, 3)
+    """Decode is bound by memory, and has no more rows than a group has heads."""
+    return _smallest_tile(shape)
 
 
 def decode_launch(shape: KernelShape) -> Launch:
@@ -149,17 +157,18 @@ def extend_tile(shape: KernelShape, mean_rows: int) -> Tile:
     """By the rows of a mean sequence of the step: a tile that is mostly padding computes mostly nothing."""
     rows, least = mean_rows * shape.group_size, _least_rows(shape)
     if shape.element_bytes > 2 or rows < _ROWS_OF_WARPGROUP:
-        return invariant_tile(shape)
+        return _smallest_tile(shape)
+    tokens = _tokens(shape) if shape.has_warpgroups else 32
     if shape.padded_dim > 128:
-        return Tile(max(64, least), _tokens(shape), 8, 3, 1)
-    if rows < _ROWS_OF_PREFILL:
-        return Tile(max(64, least), _tokens(shape) if shape.has_warpgroups else 32, 4, 3, 2)
-    return Tile(max(128, least), _tokens(shape), 8, 3, 1)
+        return Tile(max(64, least), tokens, 8, 3, 1)
+    if rows < _ROWS_OF_PREFILL or not shape.has_warpgroups:
+        return Tile(max(64, least), tokens, 4, 3, 2)
+    return Tile(max(128, least), tokens, 8, 3, 1)
 
 
 def invariant_tile(shape: KernelShape) -> Tile:
-    """The smallest; that of everything, decodes included, where bits may depend on the row alone."""
-    return Tile(_least_rows(shape), _tokens(shape), 4, 3, 3)
+    """One for everything, decodes included, where bits may depend on the row alone."""
+    return _smallest_tile(shape)
 
 
 def query_block(shape: KernelShape, tile: Tile) -> int:
