@@ -31,6 +31,7 @@ TORCH_FREE_ENGINE = (
     "core", "grammar_errors", "grammar_line", "grammar_room", "wire", "watchdog", "connection", "client",
     "process", "link", "scripted", "restarts", "supervisor", "forget_log",
     "kernels.launch", "attention.triton.configs", "attention.triton.variants",
+    "fused.configs", "fused.variants",
 )  # fmt: skip
 DECIDERS = (
     "engine.request", "engine.budget", "engine.scheduler", "engine.schedule", "engine.watchdog",
@@ -72,6 +73,7 @@ DECIDERS = (
     "engine.core", "engine.messages", "engine.stats", "engine.config", "engine.restarts", "engine.forget_log",
     "engine.kernels.launch",
     "engine.kernels.launch", "engine.attention.triton.configs", "engine.attention.triton.variants",
+    "engine.fused.configs", "engine.fused.variants",
     "benchmarks.session_plan", "benchmarks.session_results",
     "loadtest.report.words", "loadtest.report.samples",
     "loadtest.drivers.answer", "loadtest.drivers.apis", "loadtest.drivers.events",
