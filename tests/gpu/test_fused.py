@@ -34,11 +34,13 @@ from tests.support.fused_parts import (
     assert_swiglu,
     noise,
 )
+from tests.support.interpreter import are_interpreted
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
 ]
+assert not (torch.cuda.is_available() and are_interpreted()), "the GPU's kernels must not be interpreted"
 DTYPES = pytest.mark.parametrize(
     "dtype", [torch.bfloat16, torch.float16, torch.float32], ids=["bf16", "fp16", "fp32"]
 )

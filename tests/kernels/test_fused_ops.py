@@ -52,10 +52,10 @@ def test_logits_and_kv_are_the_same_for_every_cut_of_a_prompt(
 ) -> None:
     multiply_by_row(monkeypatch)
     monkeypatch.setattr(tiny_models, "TorchOps", TritonOps)
-    loaded, prompt = load(checkpoint, deterministic=True), random_tokens(70)
+    loaded, prompt = load(checkpoint, deterministic=True), random_tokens(40)
     expected = loaded.logits(prompt)
     kv = loaded.pool.clone()
-    for sizes in ([1, 69], [64, 6], [33, 1, 36]):
+    for sizes in ([1, 39], [33, 7]):
         loaded.pool.fill_(float("nan"))
         assert torch.equal(loaded.logits(prompt, sizes), expected)
         assert torch.equal(loaded.pool.nan_to_num(7.0), kv.nan_to_num(7.0))
