@@ -12,7 +12,8 @@ import re
 import pytest
 
 from engine.fused.variants import variants
-from tests.support.compiled_kernels import CAPABILITIES, compile_all, faults
+from engine.kernels.launch import CAPABILITIES
+from tests.support.compiled_kernels import compile_all, faults
 
 REGISTRY = "engine.fused.variants:variants"
 VARIANTS = {variant.name: variant for variant in variants()}
