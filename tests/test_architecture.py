@@ -38,6 +38,7 @@ DECIDERS = (
     "engine.grammar_errors", "engine.grammar_line", "engine.grammar_room",
     "engine.sequence", "engine.beam", "engine.histories", "engine.results", "engine.room",
     "engine.scoring", "engine.reports", "engine.sessions",
+    "engine.execution.draws", "engine.execution.step_layout", "engine.execution.table_rows",
     "engine.fairness", "engine.line", "engine.turns", "engine.claims",
     "engine.wire", "engine.queues", "engine.accounting", "engine.recount", "tiering.block_pool",
     "tiering.block_manager",
