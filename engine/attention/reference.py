@@ -24,7 +24,8 @@ class ReferenceAttention(AttentionBackend):
 
     def begin_step(self, metadata: AttentionMetadata, cos: torch.Tensor, sin: torch.Tensor) -> None:
         self._cos, self._sin = cos[:, None, :], sin[:, None, :]
-        slots = metadata.slot_mapping.long()
+        self._stored = (metadata.slot_mapping >= 0).nonzero()[:, 0]
+        slots = metadata.slot_mapping[self._stored].long()
         self._slot_blocks, self._slot_offsets = slots // self._block_size, slots % self._block_size
         self._tables = metadata.block_tables.long()
         starts = metadata.query_start.tolist()
@@ -36,8 +37,8 @@ class ReferenceAttention(AttentionBackend):
         sizes = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads]
         query, key, value = torch.split(heads, sizes, dim=1)
         query = self._rotate(query)
-        self._pool[self._slot_blocks, layer, 0, :, self._slot_offsets] = self._rotate(key)
-        self._pool[self._slot_blocks, layer, 1, :, self._slot_offsets] = value
+        self._pool[self._slot_blocks, layer, 0, :, self._slot_offsets] = self._rotate(key)[self._stored]
+        self._pool[self._slot_blocks, layer, 1, :, self._slot_offsets] = value[self._stored]
         rows = [self._attend(layer, index, query) for index in range(len(self._spans))]
         return torch.cat(rows).reshape(qkv.shape[0], -1)
 
@@ -49,6 +50,8 @@ class ReferenceAttention(AttentionBackend):
     def _attend(self, layer: int, index: int, query: torch.Tensor) -> torch.Tensor:
         """``[rows, Hq, D]`` of one sequence."""
         first, last, seq_len = self._spans[index]
+        if not seq_len:
+            return torch.zeros_like(query[first:last])
         table = self._tables[index, : -(-seq_len // self._block_size)]
         context = self._pool[table, layer]  # [blocks, 2, Hkv, block_size, D]
         keys, values = context.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :seq_len]

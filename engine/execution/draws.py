@@ -119,12 +119,14 @@ def of_every_row(plan: SchedulerOutput, num_seqs: int) -> Wanted | None:
             return None
         if spec is None or not is_plain(spec):
             draws.add_unwanted(row)
+            drawn = range(0)
         elif len(spec.seeds) == 1:
             draws.add(row, spec.params, spec.seeds[0], spec.position)
+            drawn = range(row, row + 1)
         else:
             return None
         if spec is not None:
-            asked.append(Asked(chunk, row, range(row, row + 1) if is_plain(spec) else range(0)))
+            asked.append(Asked(chunk, row, drawn))
     for row in range(len(plan.chunks), num_seqs):
         draws.add_unwanted(row)
     return Wanted(asked, draws, ())

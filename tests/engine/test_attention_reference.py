@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -49,3 +51,23 @@ def test_block_numbers_do_not_matter() -> None:
     moved = batch.permuted(seed=3)
     before = batch.run(ReferenceAttention(batch.pool, batch.shape))
     assert torch.equal(moved.run(ReferenceAttention(moved.pool, moved.shape)), before)
+
+
+def test_padding_reads_and_stores_nothing_and_gives_zeros() -> None:
+    """A sequence of no length whose row has no slot, as a batch that is padded for a graph has them."""
+    batch = make_batch([(20, 1), (5, 3)], AttentionShape(4, 2, 16))
+    expected, stored = batch.run(ReferenceAttention(batch.pool, batch.shape)), batch.pool.clone()
+    whole = batch.metadata
+    padded = dataclasses.replace(
+        whole,
+        query_start=torch.cat([whole.query_start, whole.query_start[-1:] + 1]),
+        context_start=torch.cat([whole.context_start, torch.zeros(1, dtype=torch.int32)]),
+        seq_lens=torch.cat([whole.seq_lens, torch.zeros(1, dtype=torch.int32)]),
+        block_tables=torch.cat([whole.block_tables, torch.zeros_like(whole.block_tables[:1])]),
+        slot_mapping=torch.cat([whole.slot_mapping, torch.tensor([-1], dtype=torch.int32)]),
+    )
+    attention = ReferenceAttention(batch.pool, batch.shape)
+    attention.begin_step(padded, *(torch.cat([part, part[:1]]) for part in (batch.cos, batch.sin)))
+    out = attention.forward(1, torch.cat([batch.qkv, torch.full_like(batch.qkv[:1], 7.0)]))
+    assert torch.equal(out[:-1], expected) and not out[-1].any()
+    assert torch.equal(batch.pool.nan_to_num(9.0), stored.nan_to_num(9.0))
