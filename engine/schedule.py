@@ -1,6 +1,6 @@
 """The values that pass between deciding and doing: SchedulerOutput out, StepOutput back.
 
-Plain data, no torch. The scheduler builds a ``SchedulerOutput``; ``execution.runner`` carries it
+Plain data, no torch. The scheduler builds a ``SchedulerOutput``; a runner of ``execution`` carries it
 out and answers with a ``StepOutput``; ``Scheduler.update`` then advances the state.
 """
 

@@ -38,8 +38,6 @@ def choose_hardware(config: EngineConfig) -> Hardware:
     device = torch.device("cuda" if has_gpu and config.device != "cpu" else "cpu")
     if device.type == "cpu" and config.dtype == "float16":
         raise ConfigError("--dtype float16 needs a GPU; use bfloat16 or float32 on a CPU.")
-    if device.type == "cuda" and config.deterministic:
-        raise ConfigError("--deterministic is not there yet for GPUs; use --device cpu with it.")
     return Hardware(device, _choose_dtype(config.dtype, device), config.threads or default_threads())
 
 

@@ -99,8 +99,9 @@ class LlamaModel:
             delta = layer(index, hidden, delta, self._attention)
         return hidden if delta is None else hidden.add_(delta)
 
-    def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """Logits ``[R, V]`` float32 of rows ``[R, H]`` of the hidden state."""
+    def logits(self, rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits ``[R, V]`` float32 of rows ``[R, H]`` of the hidden state; ``out`` takes them, if given."""
         if not len(rows):
             return rows.new_empty((0, self.vocab_size), dtype=torch.float32)
-        return self._weights.lm_head(self._weights.norm(rows)).float()
+        logits = self._weights.lm_head(self._weights.norm(rows))
+        return logits.float() if out is None else out.copy_(logits)

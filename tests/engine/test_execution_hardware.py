@@ -48,6 +48,13 @@ def test_a_gpu_is_taken_unless_the_cpu_is_asked_for(monkeypatch: pytest.MonkeyPa
     assert choose_hardware(EngineConfig(model="", device="cpu")).device.type == "cpu"
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_any_device_can_be_deterministic(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    chosen = choose_hardware(EngineConfig(model="", device=device, deterministic=True))
+    assert chosen.device.type == device
+
+
 @pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize("native", [True, False])
 def test_dtypes(monkeypatch: pytest.MonkeyPatch, native: bool) -> None:

@@ -15,7 +15,7 @@ from engine.attention.base import AttentionShape
 from engine.attention.cpu import CpuAttention
 from engine.config import ModelConfig
 from engine.execution.batch import build_model_input
-from engine.execution.runner import ModelRunner
+from engine.execution.model_runner import ModelRunner
 from engine.loading.checkpoint import Checkpoint, open_checkpoint
 from engine.loading.weights import load_weights
 from engine.messages import SamplingParams

@@ -1,0 +1,130 @@
+"""Which device gets which operations, attention and runner. Decided here and nowhere else.
+
+Runs on: step thread, once, at load. What is for a GPU is imported only where there is one: it needs Triton.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engine.attention.base import AttentionBackend, AttentionShape
+from engine.attention.reference import ReferenceAttention
+from engine.config import ConfigError, EngineConfig
+from engine.execution.cuda_graphs import CudaRecorder, MemoryUse, Progress, Recorder
+from engine.execution.grammars import GrammarMasks
+from engine.execution.hardware import Hardware
+from engine.execution.model_runner import ModelRunner
+from engine.execution.warm_up import SHORTEST_PROMPT, warm_up
+from engine.models.layers import Ops, TorchOps
+from engine.models.llama import LlamaModel
+from engine.schedule import SchedulerOutput, StepOutput
+
+logger = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """Executes plans. Without ``masks`` no plan may have grammars."""
+
+    masks: GrammarMasks | None
+
+    def execute(self, plan: SchedulerOutput) -> StepOutput:
+        """Carry out a step, and wait for it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an engine on ``hardware`` is made of."""
+
+    hardware: Hardware
+    config: EngineConfig
+
+    @property
+    def _is_gpu(self) -> bool:
+        return self.hardware.device.type == "cuda"
+
+    def ops(self) -> Ops:
+        """What makes the model's layers."""
+        dtype, deterministic = self.hardware.dtype, self.config.deterministic
+        if not self._is_gpu:
+            return TorchOps(dtype, deterministic=deterministic)
+        from engine.fused.ops import TritonOps
+
+        return TritonOps(dtype, deterministic=deterministic)
+
+    def attention(self, pool: torch.Tensor, shape: AttentionShape) -> AttentionBackend:
+        """Attention over ``pool``. Raises ConfigError if there is none that keeps ``--deterministic``."""
+        if self._is_gpu:
+            return self._gpu_attention(pool, shape)
+        os.environ.setdefault("NUMBA_NUM_THREADS", str(self.hardware.threads))
+        from engine.attention.cpu import CpuAttention
+
+        return CpuAttention(pool, shape, self.hardware.threads)
+
+    def _gpu_attention(self, pool: torch.Tensor, shape: AttentionShape) -> AttentionBackend:
+        from engine.attention.triton.backend import TritonAttention, is_supported
+
+        if is_supported(shape, pool.dtype):
+            properties = torch.cuda.get_device_properties(pool.device)
+            return TritonAttention(
+                pool,
+                shape,
+                max_num_seqs=self.config.max_num_seqs,
+                batch_invariant=self.config.deterministic,
+                num_multiprocessors=properties.multi_processor_count,
+            )
+        if self.config.deterministic:
+            raise ConfigError(f"--deterministic knows no heads of size {shape.head_dim} on a GPU.")
+        return ReferenceAttention(pool, shape)
+
+    def runner(
+        self,
+        model: LlamaModel,
+        attention: AttentionBackend,
+        pool: torch.Tensor,
+        max_model_len: int,
+        on_progress: Progress,
+    ) -> tuple[Runner, tuple[str, ...]]:
+        """A runner that is ready to step, and what its user should know of it."""
+        block_size = self.config.block_size
+        if not self._is_gpu:
+            plain = ModelRunner(model, pool, block_size)
+            warm_up(plain, block_size)
+            return plain, ()
+        from engine.execution.gpu_runner import GpuRunner
+        from engine.execution.step_buffers import StepLimits
+
+        max_num_rows = max(self.config.max_num_batched_tokens, SHORTEST_PROMPT)
+        limits = StepLimits(self.config.max_num_seqs, max_num_rows, max_model_len)
+        runner = GpuRunner(model, pool, block_size, limits)
+        warm_up(runner, block_size, prompt_lengths(max_num_rows, max_model_len))
+        if isinstance(attention, ReferenceAttention):
+            return runner, (f"{attention.name} attention fits no CUDA graphs, so steps take longer.",)
+        return runner, _capture(runner.capture_graphs, pool.device, on_progress)
+
+
+def _capture(
+    capture: Callable[[Recorder, Progress], None], device: torch.device, on_progress: Progress
+) -> tuple[str, ...]:
+    """Capture CUDA graphs, if it can be done; returns what the user should know."""
+    use = MemoryUse(device)
+    try:
+        capture(CudaRecorder(device), on_progress)
+    except RuntimeError as error:  # as torch's CUDA errors are; slower is better than not at all
+        logger.warning("capturing CUDA graphs failed: %s", error)
+        return ("no CUDA graphs could be made of decode steps, which therefore take longer; see the log.",)
+    logger.info("CUDA graphs of decode steps took %s", use)
+    return ()
+
+
+def prompt_lengths(max_num_rows: int, max_model_len: int) -> tuple[int, ...]:
+    """Of prompts for which kernels choose other tiles, up to the longest that a step can have."""
+    longest = max(SHORTEST_PROMPT, min(max_num_rows, max_model_len))
+    lengths = [length for length in (SHORTEST_PROMPT, 16, 128, 1024) if length < longest]
+    return (*lengths, longest)
