@@ -52,6 +52,10 @@ class CudaRecorder:
         with torch.cuda.stream(self._stream):
             work()
         current.wait_stream(self._stream)
+        with torch.cuda.stream(current):  # which a capture that fails would not make the current one again
+            return self._capture(work)
+
+    def _capture(self, work: Callable[[], None]) -> Graph:
         graph = torch.cuda.CUDAGraph()
         # Other threads, such as those that wait for copies, may call the driver meanwhile.
         with torch.cuda.graph(

@@ -117,7 +117,7 @@ def _capture(
     try:
         capture(CudaRecorder(device), on_progress)
     except RuntimeError as error:  # as torch's CUDA errors are; slower is better than not at all
-        logger.warning("capturing CUDA graphs failed: %s", error)
+        logger.warning("capturing CUDA graphs failed", exc_info=error)
         return ("no CUDA graphs could be made of decode steps, which therefore take longer; see the log.",)
     logger.info("CUDA graphs of decode steps took %s", use)
     return ()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 
-from engine.execution.cuda_graphs import DecodeGraphs, Graph, graph_sizes
+from engine.execution.cuda_graphs import CudaRecorder, DecodeGraphs, Graph, graph_sizes
 
 
 class ScriptedRecorder:
@@ -85,3 +88,82 @@ def test_a_capture_that_fails() -> None:
     graphs, _ = make(8, ScriptedRecorder(fails_at=2))
     with pytest.raises(RuntimeError, match="out of memory"):
         graphs.capture(lambda *_: None)
+
+
+class ScriptedCuda:
+    """Notes what is done on which stream, in place of ``torch.cuda``, whose signatures it keeps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, fails: bool = False) -> None:
+        self.notes: list[tuple[str, str]] = []
+        self.current = "compute"
+        self._fails = fails
+        self._signature = inspect.signature(torch.cuda.graph)
+        for name in ("Stream", "CUDAGraph", "stream", "graph", "current_stream", "graph_pool_handle"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+
+    def note(self, what: str) -> None:
+        self.notes.append((self.current, what))
+
+    def Stream(self, device: torch.device) -> ScriptedStream:
+        return ScriptedStream(self, "own")
+
+    def CUDAGraph(self) -> ScriptedGraph:
+        return ScriptedGraph(lambda: self.note("replay"))
+
+    def current_stream(self, device: torch.device) -> ScriptedStream:
+        return ScriptedStream(self, self.current)
+
+    def graph_pool_handle(self) -> tuple[int, int]:
+        return (0, 7)
+
+    @contextlib.contextmanager
+    def stream(self, stream: ScriptedStream) -> Iterator[None]:
+        before, self.current = self.current, stream.name
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextlib.contextmanager
+    def graph(self, *arguments: object, **settings: object) -> Iterator[None]:
+        found = self._signature.bind(*arguments, **settings).arguments
+        assert found["pool"] == (0, 7) and found["capture_error_mode"] == "thread_local"
+        self.current = found["stream"].name
+        self.note("begin")
+        yield
+        if self._fails:  # and leaves its stream the current one
+            raise RuntimeError("the capture failed")
+        self.note("end")
+        self.current = "compute"
+
+
+class ScriptedStream:
+    device = torch.device("cpu")
+
+    def __init__(self, cuda: ScriptedCuda, name: str) -> None:
+        self._cuda = cuda
+        self.name = name
+
+    def wait_stream(self, other: ScriptedStream) -> None:
+        self._cuda.note(f"{self.name} waits for {other.name}")
+
+
+def test_work_runs_once_on_the_stream_on_which_it_is_captured_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = ScriptedCuda(monkeypatch)
+    CudaRecorder(torch.device("cpu")).record(lambda: cuda.note("work")).replay()
+    assert cuda.notes == [
+        ("compute", "own waits for compute"),
+        ("own", "work"),
+        ("compute", "compute waits for own"),
+        ("own", "begin"),
+        ("own", "work"),
+        ("own", "end"),
+        ("compute", "replay"),
+    ]
+
+
+def test_a_failed_capture_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = ScriptedCuda(monkeypatch, fails=True)
+    with pytest.raises(RuntimeError, match="the capture failed"):
+        CudaRecorder(torch.device("cpu")).record(lambda: None)
+    assert cuda.current == "compute"
