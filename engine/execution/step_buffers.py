@@ -115,7 +115,16 @@ class StepBuffers:
             max_seq_len=bounds.max_seq_len,
         )
         token_ids, positions = self.token_ids[:num_rows], self.positions[:num_rows]
-        expand(self.words, self.kept_tables, token_ids, positions, attention, layout, self._block_size)
+        expand(
+            self.words,
+            self.kept_tables,
+            token_ids,
+            positions,
+            attention,
+            records_at=layout.records,
+            token_ids_at=layout.token_ids,
+            block_size=self._block_size,
+        )
         logit_rows = self._sent(layout.logit_rows, counts.num_logit_rows, torch.int64)
         return ModelInput(token_ids, positions, logit_rows, attention)
 

@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 from engine.execution.draws import Draws
 from engine.execution.table_rows import TableRows
+from engine.fused.configs import RECORD_WORDS
 from engine.schedule import ScheduledChunk
 from tiering.types import BlockCopy
 
 Words = npt.NDArray[np.int32]
 
-RECORD_WORDS = 8  # of a sequence: see _records
 _ALIGNMENT_WORDS = 4  # 16 bytes: kernels are compiled for pointers that are, or are not, multiples of that
 _NO_ROW = -1
 

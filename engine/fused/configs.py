@@ -12,11 +12,13 @@ from typing import Final
 from engine.kernels.launch import Constant, Launch
 
 WIDEST_ROW: Final = 16384  # elements of a row that one program can hold without spilling
+RECORD_WORDS: Final = 8  # of 32 bits, of a sequence in a step: see engine.execution.step_layout
 
 _ACTIVATIONS_OF_PROGRAM: Final = 1024
 _WORDS_OF_PROGRAM: Final = 2048  # of eight bytes
 _SLICE: Final = 4096  # tokens of a vocabulary that stay in registers, noise and all
 _SEARCH: Final = 4096  # tokens that a search looks at together
+_ROWS_EXPANDED: Final = 256  # or entries of a block table, that a sequence's program writes together
 _ROW_TILES_TOGETHER: Final = 8  # whose programs run side by side, so that they find columns in the cache
 _MANY_COLUMNS: Final = 16384  # from here on wide tiles still give every multiprocessor one
 
@@ -29,7 +31,17 @@ def _cdiv(value: int, divisor: int) -> int:
     return -(-value // divisor)
 
 
-# ---- norm, activation, copies ------------------------------------------------------------------
+# ---- inputs, norm, activation, copies ----------------------------------------------------------
+
+
+def step_inputs_launch(block_size: int, table_width: int) -> Launch:
+    constants: dict[str, Constant] = {
+        "TABLE_WIDTH": table_width,
+        "BLOCK_SIZE": block_size,
+        "RECORD_WORDS": RECORD_WORDS,
+        "TILE": _ROWS_EXPANDED,
+    }
+    return Launch(constants)
 
 
 def norm_launch(width: int) -> Launch:

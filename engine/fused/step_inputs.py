@@ -11,20 +11,17 @@ import torch
 import triton.language as tl
 
 from engine.attention.base import AttentionMetadata
-from engine.execution.step_layout import RECORD_WORDS, StepLayout
+from engine.fused.configs import step_inputs_launch
 from engine.kernels.jit import jit
-from engine.kernels.launch import Launch
-
-_TILE = 256  # rows, or entries of a table, at a time
 
 
 @jit(varying=["records_at", "token_ids_at"])
-def expand_kernel(
+def step_inputs_kernel(
     words: tl.tensor, kept_tables: tl.tensor,
     token_ids: tl.tensor, positions: tl.tensor, slot_mapping: tl.tensor,
     query_start: tl.tensor, context_start: tl.tensor, seq_lens: tl.tensor, block_tables: tl.tensor,
     records_at: tl.tensor, token_ids_at: tl.tensor,
-    TABLE_STRIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr, RECORD_WORDS: tl.constexpr, TILE: tl.constexpr,
+    TABLE_WIDTH: tl.constexpr, BLOCK_SIZE: tl.constexpr, RECORD_WORDS: tl.constexpr, TILE: tl.constexpr,
 ) -> None:  # fmt: skip
     """The grid is (sequences). Shapes are those of ``expand``."""
     sequence = tl.program_id(0)
@@ -44,8 +41,8 @@ def expand_kernel(
     is_last = sequence == tl.num_programs(0) - 1
     tl.store(query_start + sequence + 1, first_row + num_rows, mask=is_last)
 
-    kept = kept_tables + table_row.to(tl.int64) * TABLE_STRIDE
-    table = block_tables + sequence.to(tl.int64) * TABLE_STRIDE
+    kept = kept_tables + table_row.to(tl.int64) * TABLE_WIDTH
+    table = block_tables + sequence.to(tl.int64) * TABLE_WIDTH
     for at in range(0, table_length, TILE):
         index = at + tl.arange(0, TILE)
         is_within = index < table_length
@@ -72,35 +69,28 @@ def expand_kernel(
         tl.store(slot_mapping + out, tl.where(is_there, slot, -1), mask=is_within)
 
 
-def expand_launch(block_size: int, table_stride: int) -> Launch:
-    constants = {
-        "TABLE_STRIDE": table_stride,
-        "BLOCK_SIZE": block_size,
-        "RECORD_WORDS": RECORD_WORDS,
-        "TILE": _TILE,
-    }
-    return Launch(constants)
-
-
 def expand(
     words: torch.Tensor,
     kept_tables: torch.Tensor,
     token_ids: torch.Tensor,
     positions: torch.Tensor,
     attention: AttentionMetadata,
-    layout: StepLayout,
+    *,
+    records_at: int,
+    token_ids_at: int,
     block_size: int,
 ) -> None:
     """Fill ``token_ids`` and ``positions`` ``[T]`` (int64) and ``attention``, and update ``kept_tables``.
 
-    ``words`` ``[W]`` (int32) is a step as ``layout`` has it. A sequence without a table has length 0 and
-    slots of -1. ``kept_tables`` ``[rows, width]`` is as wide as the block tables ``[S, width]``; what is past
-    the end of a table stays as it is.
+    ``words`` ``[W]`` (int32) has the sequences' records and the rows' tokens at these offsets, as
+    ``engine.execution.step_layout`` writes them. A sequence without a table has length 0 and slots of -1.
+    ``kept_tables`` ``[rows, width]`` is as wide as the block tables ``[S, width]``; what is past the end of a
+    table stays as it is.
     """
-    stride = kept_tables.stride(0)
-    assert attention.block_tables.stride(0) == stride
-    expand_kernel[(layout.counts.num_seqs,)](
+    width, num_seqs = kept_tables.stride(0), attention.seq_lens.shape[0]
+    assert attention.block_tables.stride(0) == width
+    step_inputs_kernel[(num_seqs,)](
         words, kept_tables, token_ids, positions, attention.slot_mapping, attention.query_start,
-        attention.context_start, attention.seq_lens, attention.block_tables, layout.records, layout.token_ids,
-        **expand_launch(block_size, stride).keywords(),
+        attention.context_start, attention.seq_lens, attention.block_tables, records_at, token_ids_at,
+        **step_inputs_launch(block_size, width).keywords(),
     )  # fmt: skip

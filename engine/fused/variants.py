@@ -17,6 +17,7 @@ from engine.fused.configs import (
     matmul_tile,
     norm_launch,
     pick_launch,
+    step_inputs_launch,
     summarize_launch,
 )
 from engine.kernels.launch import Arithmetic, KernelVariant
@@ -47,6 +48,7 @@ def variants() -> list[KernelVariant]:
     """All of them; a name is kernel, dtype where there are several, and sizes."""
     found = [variant for vocab_size in _VOCABULARIES for variant in _draws(vocab_size)]
     found += [_block_copy(words) for words in _BLOCK_WORDS]
+    found += [_step_inputs(block_size) for block_size in (16, 48)]
     for dtype in _ELEMENT_BYTES:
         for width in _WIDTHS:
             found += [_norm(dtype, width, fused=fused) for fused in (False, True)]
@@ -81,6 +83,17 @@ def _block_copy(words: int) -> KernelVariant:
     arguments = {"pool": "*i64", "sources": "*i64", "targets": "*i64"}
     kernel = f"{_PACKAGE}.block_copy:copy_blocks_kernel"
     return KernelVariant(f"block-copy-{words}", kernel, arguments, block_copy_launch(words), programs=4)
+
+
+def _step_inputs(block_size: int) -> KernelVariant:
+    arguments = {
+        "words": "*i32", "kept_tables": "*i32", "token_ids": "*i64", "positions": "*i64",
+        "slot_mapping": "*i32", "query_start": "*i32", "context_start": "*i32", "seq_lens": "*i32",
+        "block_tables": "*i32", "records_at": "i32", "token_ids_at": "i32",
+    }  # fmt: skip
+    kernel = f"{_PACKAGE}.step_inputs:step_inputs_kernel"
+    launch = step_inputs_launch(block_size, 8192)
+    return KernelVariant(f"step-inputs-{block_size}", kernel, arguments, launch, programs=8)
 
 
 def _matmul(dtype: str, columns: int, depth: int, *, biased: bool) -> KernelVariant:

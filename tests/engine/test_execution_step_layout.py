@@ -9,8 +9,9 @@ import numpy.typing as npt
 import pytest
 
 from engine.execution.draws import Draws, of_every_row, of_rows_that_ask
-from engine.execution.step_layout import RECORD_WORDS, StepCounts, StepLayout, Words, write_step
+from engine.execution.step_layout import StepCounts, StepLayout, Words, write_step
 from engine.execution.table_rows import TableRows
+from engine.fused.configs import RECORD_WORDS
 from engine.messages import SamplingParams
 from engine.schedule import SampleSpec, ScheduledChunk, SchedulerOutput
 from tiering.types import BlockCopy, BlockId

@@ -19,6 +19,7 @@ REGISTRY = "engine.fused.variants:variants"
 VARIANTS = {variant.name: variant for variant in variants()}
 HOPPER = (
     "add-norm-bf16-4096", "add-norm-bf16-16384", "norm-fp32-576", "swiglu-bf16-4096", "block-copy-262144",
+    "step-inputs-16",
     "summarize-128256", "limits-128256", "chances-128256", "pick-128256",
     "matmul-bf16-4096x4096", "matmul-bf16-28672x4096-bias", "matmul-fp32-4096x4096",
 )  # fmt: skip
