@@ -6,7 +6,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -92,12 +92,16 @@ def modules() -> Iterator[tuple[str, Path]]:
 
 def imports(path: Path) -> set[str]:
     """Everything a file imports, wherever in the file, as dotted names."""
+    return _named_by(ast.walk(ast.parse(path.read_text())))
+
+
+def _named_by(nodes: Iterable[ast.AST]) -> set[str]:
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path} imports relatively"
+            assert node.level == 0, "an import is relative"
             assert node.module is not None
             found.add(node.module)
             found.update(f"{node.module}.{alias.name}" for alias in node.names)
@@ -163,6 +167,28 @@ def test_no_cycles() -> None:
 def test_deciders_own_no_tensor_socket_thread_or_clock(name: str) -> None:
     for module in reached_from(name):
         assert {imported.partition(".")[0] for imported in imports(MODULES[module])} & DOING == set(), module
+
+
+def test_one_place_says_which_device_gets_which_parts() -> None:
+    parts = {
+        "engine.attention.cpu", "engine.attention.triton.backend", "engine.execution.gpu_runner",
+        "engine.fused.ops",
+    }  # fmt: skip
+    knowing = {name for name in MODULES if not name.startswith("benchmarks") and ours(name) & parts}
+    assert knowing == {"engine.execution.parts", "engine.attention.warm"}
+
+
+def test_without_a_gpu_triton_is_not_needed() -> None:
+    """It comes with torch for CUDA, and is imported where a GPU was found only."""
+    loaded, todo = set[str](), ["engine.startup"]
+    while todo:
+        name = todo.pop()
+        if name not in loaded:
+            loaded.add(name)
+            body = ast.parse(MODULES[name].read_text()).body
+            todo += _named_by(body) & MODULES.keys()
+            assert not any(imported.partition(".")[0] == "triton" for imported in _named_by(body)), name
+    assert "engine.execution.parts" in loaded
 
 
 def torch_free() -> list[str]:

@@ -95,7 +95,7 @@ def load(directory: Path, monkeypatch: pytest.MonkeyPatch, recorder: object) -> 
     config = EngineConfig(
         model=str(directory),
         max_num_seqs=2,
-        max_num_batched_tokens=20,
+        max_num_batched_tokens=9,
         device_kv=MemorySize(num_bytes=2**20),
     )
     return load_runner(config, lambda *_: None)
