@@ -133,19 +133,18 @@ class GpuRunner:
         drawn = pinned[:count]
         enqueue_copy(drawn, computed.tokens[:count])
         self._done.record()
-        special = [asked for asked in wanted.asked if not asked.draws]
-        others = iter(
-            sample_chunks(
-                computed.logits[[asked.row for asked in special]],
-                [asked.chunk for asked in special],
-                self.masks,
-            )
-            if special
-            else ()
-        )
+        others = iter(self._sample_special(wanted, computed.logits))
         self._done.synchronize()
         tokens: list[int] = drawn.tolist()
         return tuple(_sample(asked, tokens) if asked.draws else next(others) for asked in wanted.asked)
+
+    def _sample_special(self, wanted: Wanted, logits: torch.Tensor) -> tuple[Sample, ...]:
+        """For the chunks for which nothing was drawn, in their order."""
+        special = [asked for asked in wanted.asked if not asked.draws]
+        if not special:
+            return ()
+        rows = logits[[asked.row for asked in special]]
+        return sample_chunks(rows, [asked.chunk for asked in special], self.masks)
 
     def _draw_tokens(self, logits: torch.Tensor, columns: DrawColumns) -> torch.Tensor:
         return self._draw(
