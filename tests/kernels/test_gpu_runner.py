@@ -16,38 +16,37 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.attention.base import AttentionBackend, AttentionShape
 from engine.attention.reference import ReferenceAttention
-from engine.attention.triton.backend import TritonAttention
 from engine.execution.gpu_runner import GpuRunner
 from engine.execution.grammars import GrammarError
 from engine.execution.model_runner import ModelRunner
 from engine.execution.sampler import sample
 from engine.execution.step_buffers import StepLimits
-from engine.fused.ops import TritonOps
 from engine.loading.checkpoint import Checkpoint, open_checkpoint
-from engine.loading.weights import load_weights
 from engine.messages import Grammar, SamplingParams
-from engine.models.layers import Ops, TorchOps
+from engine.models.layers import TorchOps
 from engine.models.llama import LlamaModel
-from engine.models.rope import RopeTable
 from engine.schedule import SampleSpec, ScheduledChunk, SchedulerOutput, StepOutput
+from tests.support.gpu_runners import (
+    BLOCK_SIZE,
+    NUM_BLOCKS,
+    WINDOW,
+    attention_shape,
+    make_whole,
+    new_model,
+    new_pool,
+    repeat_for_graphs,
+)
 from tests.support.random_lives import Lives, Runner
 from tests.support.real_backend import RealBackend, load_deterministic
-from tests.support.repeated_graphs import RepeatingRecorder
 from tests.support.small_engine import SmallEngine
-from tests.support.tiny_models import CPU, make_model, oracle_greedy, random_tokens
+from tests.support.tiny_models import make_model, oracle_greedy, random_tokens
 from tests.support.tiny_tokenizers import byte_level, save
 from tiering.movers.base import Mischief
 from tiering.types import BlockCopy, BlockId
 
 SLOW = os.environ.get("TIDEGATE_SLOW") == "1"
-WINDOW, BLOCK_SIZE, NUM_BLOCKS = 128, 16, 40
 LIMITS = StepLimits(max_num_seqs=6, max_num_rows=64, max_model_len=WINDOW)
-EXPANDED = (
-    "token_ids", "positions", "slot_mapping", "query_start", "context_start", "seq_lens", "block_tables",
-    "logits", "tokens",
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -80,28 +79,6 @@ def draw_like_torch(
     return torch.tensor([tokens[0].token_id if tokens else -1 for tokens in drawn])
 
 
-def new_pool(checkpoint: Checkpoint, num_blocks: int = NUM_BLOCKS) -> torch.Tensor:
-    model = checkpoint.config
-    shape = (num_blocks, model.num_layers, 2, model.num_kv_heads, BLOCK_SIZE, model.head_dim)
-    return torch.full(shape, math.nan)
-
-
-def attention_shape(checkpoint: Checkpoint) -> AttentionShape:
-    model = checkpoint.config
-    return AttentionShape(model.num_heads, model.num_kv_heads, model.head_dim, model.sliding_window)
-
-
-def new_model(checkpoint: Checkpoint, attention: AttentionBackend, ops: Ops) -> LlamaModel:
-    weights = load_weights(checkpoint.config, checkpoint.tensors, ops, CPU, lambda *_: None)
-    return LlamaModel(weights, RopeTable(checkpoint.config, WINDOW, CPU), attention)
-
-
-def capture(runner: GpuRunner, *, is_strict: bool) -> RepeatingRecorder:
-    recorder = RepeatingRecorder([getattr(runner._buffers, name) for name in EXPANDED], is_strict=is_strict)
-    runner.capture_graphs(recorder)
-    return recorder
-
-
 class Twins:
     """One model over torch's attention in both runners; graphs, if there are any, stand in for real ones."""
 
@@ -112,7 +89,7 @@ class Twins:
         models = [new_model(checkpoint, ReferenceAttention(pool, shape), ops) for pool in self.pools]
         self.plain = ModelRunner(models[0], self.pools[0], BLOCK_SIZE)
         self.gpu = GpuRunner(models[1], self.pools[1], BLOCK_SIZE, LIMITS, draw_like_torch)
-        self.recorder = capture(self.gpu, is_strict=False) if graphs else None
+        self.recorder = repeat_for_graphs(self.gpu, is_strict=False) if graphs else None
 
     def execute(self, plan: SchedulerOutput) -> StepOutput:
         """What both answer."""
@@ -287,7 +264,7 @@ def test_texts_of_a_whole_engine(directory: Path, tmp_path: Path, restore: str) 
 
     def make_gpu(model: LlamaModel) -> Runner:
         runner = GpuRunner(model, loaded.pool, BLOCK_SIZE, LIMITS, draw_like_torch)
-        recorders.append(capture(runner, is_strict=False))
+        recorders.append(repeat_for_graphs(runner, is_strict=False))
         return WithTablesChecked(runner)
 
     expected = texts(lambda model: ModelRunner(model, loaded.pool, BLOCK_SIZE), NUM_BLOCKS, "plain")
@@ -296,18 +273,6 @@ def test_texts_of_a_whole_engine(directory: Path, tmp_path: Path, restore: str) 
 
 
 # ---- all parts of a GPU ----------------------------------------------------------------------------
-
-
-def make_whole(checkpoint: Checkpoint, *, deterministic: bool) -> tuple[GpuRunner, torch.Tensor]:
-    """As it runs on a GPU, but for the device."""
-    pool = new_pool(checkpoint)
-    attention = TritonAttention(
-        pool, attention_shape(checkpoint), max_num_seqs=4, batch_invariant=deterministic,
-        num_multiprocessors=1,
-    )  # fmt: skip
-    model = new_model(checkpoint, attention, TritonOps(torch.float32, deterministic=deterministic))
-    limits = StepLimits(max_num_seqs=4, max_num_rows=32, max_model_len=WINDOW)
-    return GpuRunner(model, pool, BLOCK_SIZE, limits), pool
 
 
 def drive(runner: GpuRunner, prompts: Sequence[list[int]], count: int) -> list[list[int]]:
@@ -333,14 +298,14 @@ def drive(runner: GpuRunner, prompts: Sequence[list[int]], count: int) -> list[l
     return ids
 
 
-@pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "deterministic"])
+@pytest.mark.parametrize("deterministic", [False, *[True] * SLOW])  # else in tests/gpu/test_gpu_runner.py
 def test_a_graph_does_what_its_steps_do_one_by_one(checkpoint: Checkpoint, deterministic: bool) -> None:
     """With our attention, operations and sampler; and it does nothing that a real graph could not."""
     prompts = [random_tokens(length, seed=length) for length in (5, 15, 18)]
     (eager, eager_pool), (graphed, pool) = (
-        make_whole(checkpoint, deterministic=deterministic) for _ in range(2)
+        make_whole(checkpoint, 4, deterministic=deterministic) for _ in range(2)
     )
-    recorder = capture(graphed, is_strict=True)
+    recorder = repeat_for_graphs(graphed, is_strict=True)
     count = 6 if SLOW else 2
     expected, found = drive(eager, prompts, count), drive(graphed, prompts, count)
     assert found == expected
@@ -370,14 +335,14 @@ class Forgetful(GpuRunner):
 
 @pytest.mark.parametrize("fault", ["look", "shape", "address"])
 def test_what_no_graph_can_do_is_found(checkpoint: Checkpoint, fault: str) -> None:
-    whole, pool = make_whole(checkpoint, deterministic=False)
+    whole, pool = make_whole(checkpoint, 1, deterministic=False)
     runner = Forgetful(whole._model, pool, BLOCK_SIZE, StepLimits(1, 32, WINDOW))
     runner.fault, runner.seen = fault, []  # type: ignore[attr-defined]
     if fault == "look":
         with pytest.raises(AssertionError, match="the host reads"):
-            capture(runner, is_strict=True)
+            repeat_for_graphs(runner, is_strict=True)
         return
-    capture(runner, is_strict=True)
+    repeat_for_graphs(runner, is_strict=True)
     runner.execute(plan(ScheduledChunk("a", (5,), 0, (1,), ask(1))))
     runner.seen.append(torch.zeros(1))  # type: ignore[attr-defined]
     with pytest.raises(AssertionError, match="a graph would not"):

@@ -57,8 +57,8 @@ class Lives:
         self._lives: dict[str, Life] = {}
         self._num_born = 0
 
-    def step(self, max_num_seqs: int, max_num_rows: int) -> None:
-        """Let something become of the sequences, then compute some of them."""
+    def step(self, max_num_seqs: int, max_num_rows: int) -> int:
+        """Let something become of the sequences, then compute some of them; returns how many rows."""
         for name in list(self._lives):
             self._befall(self._lives[name])
         while len(self._lives) < max_num_seqs and self._draw(st.booleans()):
@@ -73,8 +73,10 @@ class Lives:
             if room and self._draw(st.integers(0, 4)):
                 chunks.append(self._chunk(life, room, copies))
         chunks.sort(key=lambda chunk: len(chunk.token_ids) != 1)
+        plan = SchedulerOutput(tuple(chunks), tuple(copies))
         if chunks:
-            self._execute(SchedulerOutput(tuple(chunks), tuple(copies)))
+            self._execute(plan)
+        return plan.num_tokens
 
     def _execute(self, plan: SchedulerOutput) -> None:
         expected, found = (runner.execute(plan) for runner in self._runners)
