@@ -12,10 +12,11 @@ import math
 import os
 import platform
 import secrets
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
+from typing import Any, TypeVar
 
 from msgspec import structs
 
@@ -41,6 +42,7 @@ from loadtest.workload import make_plan, warmup_plan
 _QUICKEST_S = 0.1  # that an answer is taken to need, where no warm-up tells
 _SUPPLY = 2.0  # requests made ready for each that a user could have answered
 _MOST_SUPPLY = 50_000
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +116,9 @@ class Bench:
         stop: asyncio.Event,
         arguments: Sequence[str],
     ) -> Bench:
-        """Look at the server. Raises ServerUnreachableError."""
+        """Look at the server. Raises ServerUnreachableError and NothingMeasuredError."""
         with display.doing(f"looking at {target.base_url}"):
-            seen = await survey(target)
+            seen = await _unless(stop, survey(target))
         return cls(seen, measuring, display, stop, arguments)
 
     async def measure(
@@ -251,6 +253,20 @@ class Bench:
             "warmup": self._measuring.num_warmup,
             "keep_cache": self._measuring.keep_cache,
         }
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, Found]) -> Found:
+    """What comes of it. If the stop comes first it is given up, and NothingMeasuredError raised."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise NothingMeasuredError("Interrupted before anything was measured.")
+        return working.result()
+    finally:
+        for task in (working, stopping):
+            task.cancel()
+        await asyncio.wait((working, stopping))
 
 
 def supply(spec: WorkloadSpec, warmed: Sequence[Measured]) -> int:

@@ -1,9 +1,16 @@
-"""How much is made ready for users who have a time."""
+"""How much is made ready for users who have a time, and what ends the look at a server."""
 
 from __future__ import annotations
 
+import asyncio
+import io
+
+import pytest
+
+from loadtest.drivers.target import Target
 from loadtest.measured import Measured
-from loadtest.measuring.bench import supply
+from loadtest.measuring.bench import Bench, Measuring, NothingMeasuredError, supply
+from loadtest.measuring.progress import Display
 from loadtest.spec import WorkloadSpec
 from tests.support.scripted_driver import steady
 from tests.support.virtual_runs import closed_plan, requests, run_plan
@@ -23,3 +30,20 @@ def test_users_have_more_to_ask_than_they_get_answered() -> None:
 
 def test_what_is_made_ready_has_an_end() -> None:
     assert supply(TIMED, warmed(1e-6)) == 50_000
+
+
+async def test_a_stop_ends_the_look_at_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop, was_ended = asyncio.Event(), asyncio.Event()
+
+    async def survey(target: Target) -> None:
+        stop.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            was_ended.set()
+
+    monkeypatch.setattr("loadtest.bench.survey", survey)
+    target, measuring = Target("http://127.0.0.1:1"), Measuring(None, 0, keep_cache=False)
+    with pytest.raises(NothingMeasuredError):
+        await asyncio.wait_for(Bench.of(target, measuring, Display(io.StringIO()), stop, []), 10)
+    assert was_ended.is_set()
