@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import metadata
+from typing import Any
 
 import click
 
@@ -11,9 +13,23 @@ from loadtest.commands.run import run_command
 from loadtest.commands.serve_and_run import serve_and_run_command
 from loadtest.commands.sharing import sharing_command
 from loadtest.commands.sweep import sweep_command
+from loadtest.describe import EXIT_INTERRUPTED
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _Commands(click.Group):
+    """Ctrl-C ends a command with one exit code, however far it has come; click would have it be 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("tideload: Interrupted.", err=True)
+            sys.exit(EXIT_INTERRUPTED)
+
+
+@click.group(
+    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(metadata.version("tidegate"), prog_name="tideload")
 def main() -> None:
     """Measure a server under load, and what its memory is used for."""

@@ -43,9 +43,36 @@ class OutputFile(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
-        if not os.access(path.parent, os.W_OK):
-            self.fail(f"{path.parent} is no directory that can be written to.", param, ctx)
+        try:
+            _try_to_make(path)
+        except OSError as error:
+            self.fail(f"{path} cannot be written: {error.strerror or error}.", param, ctx)
         return path
+
+
+class OutputFolder(click.Path):
+    """A directory that files can be made in; it is made if need be."""
+
+    def __init__(self) -> None:
+        super().__init__(file_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        folder = Path(os.fsdecode(super().convert(value, param, ctx)))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _try_to_make(folder / f".tideload-{os.getpid()}")
+        except OSError as error:
+            self.fail(f"{folder} cannot be written into: {error.strerror or error}.", param, ctx)
+        return folder
+
+
+def _try_to_make(path: Path) -> None:
+    """And take it away again. Raises OSError. Of what is there already click has asked the system."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return
+    path.unlink()
 
 
 MORE_THAN_0 = FiniteFloat(min=0, min_open=True)
@@ -145,7 +172,7 @@ _OUTPUT_OPTIONS = (
             help="Write all of it, with what is needed to run it again (docs/loadtest.md)."),
     _option("--html", "html_path", type=OutputFile(), metavar="FILE",
             help="Write a page that needs nothing beside it."),
-    _option("--png", "png_path", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+    _option("--png", "png_path", type=OutputFolder(), metavar="DIR",
             help="Write the pictures into this directory."),
 )  # fmt: skip
 

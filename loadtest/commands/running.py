@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -71,7 +72,7 @@ class Found:
 def measure_and_leave(work: Work, output: Output) -> NoReturn:
     with leaving_with_a_sentence():
         found = carry_out(work)
-    hand_over(found.report, output)
+        hand_over(found.report, output)
     sys.exit(found.status)
 
 
@@ -107,21 +108,40 @@ def carry_out(work: Work) -> Found:
 
 
 def hand_over(report: Report, output: Output) -> None:
-    """The figures first: whatever becomes of the pictures, they are kept."""
-    if output.json_path is not None:
-        with _file_errors(str(output.json_path)):
-            output.json_path.write_bytes(msgspec.json.encode(report) + b"\n")
-    print_report(report, Console())
-    if output.html_path is not None:
+    """The figures first, and each whatever becomes of the others: what was measured is not to be had again.
+
+    Raises click.FileError if one could not be written.
+    """
+    lost = list[click.FileError]()
+
+    def keep(name: Path | str, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except OSError as error:
+            lost.append(click.FileError(str(name), error.strerror or str(error)))
+
+    if (json_path := output.json_path) is not None:
+        keep(json_path, lambda: json_path.write_bytes(msgspec.json.encode(report) + b"\n"))
+    keep("standard output", lambda: print_report(report, _Terminal()))
+    if (html_path := output.html_path) is not None:
         from loadtest.report.page import write_html
 
-        with _file_errors(str(output.html_path)):
-            write_html(report, output.html_path)
-    if output.png_path is not None:
+        keep(html_path, lambda: write_html(report, html_path))
+    if (png_path := output.png_path) is not None:
         from loadtest.report.plots import write_pngs
 
-        with _file_errors(str(output.png_path)):
-            write_pngs(report, output.png_path)
+        keep(png_path, lambda: write_pngs(report, png_path))
+    for error in lost[1:]:
+        error.show()
+    if lost:
+        raise lost[0]
+
+
+class _Terminal(Console):
+    def on_broken_pipe(self) -> None:
+        """Who reads has seen enough, which ends the table and nothing else."""
+        with contextlib.suppress(SystemExit):
+            super().on_broken_pipe()
 
 
 @contextlib.contextmanager
@@ -145,11 +165,3 @@ def _handlers_restored() -> Iterator[_Handlers]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _file_errors(name: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise click.FileError(name, error.strerror or str(error)) from error

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -71,7 +72,9 @@ def test_every_command_explains_itself(command: str) -> None:
         (("run", "--base-url", "here"), "http://127.0.0.1:8000"),
         (("run", "--n", "2", "--endpoint", "responses"), "a response is one answer"),
         (("run", "--extra-body", "[1]"), "must be a JSON object"),
-        (("run", "--json", "/none/out.json"), "/none is no directory"),
+        (("run", "--json", "/none/out.json"), "/none/out.json cannot be written: No such file"),
+        (("run", "--html", "/proc/out.html"), "/proc/out.html cannot be written"),
+        (("run", "--png", "/proc/pictures"), "/proc/pictures cannot be written into"),
         (("sweep", "--rate", "1", "--concurrency", "1"), "exclude each other"),
         (("sweep", "--over", "concurrency", "--rate", "1"), "contradicts"),
         (("sweep", "--over", "concurrency", "--max-concurrency", "9"), "takes no --max-concurrency"),
@@ -170,6 +173,14 @@ def test_a_second_ctrl_c_leaves_at_once() -> None:
         carry_out(work)
 
 
+def test_ctrl_c_has_one_exit_code_before_there_is_anything_to_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(options: dict[str, Any]) -> Output:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("loadtest.commands.settings.take_output", interrupted)
+    assert invoke("run", *ANYWHERE).exit_code == 130
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_that_comes_twice_at_once_is_one(number: signal.Signals) -> None:
     """As `timeout` sends it: to the process, and to the group that it is in."""
@@ -211,6 +222,52 @@ def test_the_report_is_written_before_the_server_is_ended(
     result = invoke("serve-and-run", "--server-log", str(log), "--json", str(path), "--", *command)
     assert result.exit_code == 0, result.output
     assert log.read_text().endswith("True\n")
+
+
+def test_what_cannot_be_written_takes_nothing_else_along(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full, page = Path("/dev/full"), tmp_path / "out.html"
+    with pytest.raises(click.FileError, match="No space left"):
+        hand_over(report(), Output(full, page, full / "pictures"))
+    captured = capsys.readouterr()
+    assert "Latency in ms" in captured.out
+    assert "pictures" in captured.err
+    assert page.stat().st_size > 0
+
+
+def test_who_reads_the_table_may_go_before_its_end(tmp_path: Path) -> None:
+    """As `head` does."""
+    statement = (
+        "import pathlib, sys, time\n"
+        "from loadtest.commands.running import Output, hand_over\n"
+        "from tests.loadtest.test_describe import report\n"
+        "sys.stdin.read()\n"
+        "hand_over(report(), Output(None, pathlib.Path(sys.argv[1]), None))\n"
+    )
+    page = tmp_path / "out.html"
+    command = [sys.executable, "-c", statement, str(page)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as p:
+        assert p.stdout is not None
+        p.stdout.close()
+        p.stdout = None
+        _, said = p.communicate()
+    assert (p.returncode, said) == (0, b"")
+    assert page.exists()
+
+
+def test_trying_whether_a_file_can_be_written_leaves_none(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    assert (
+        invoke("run", "--base-url", f"http://127.0.0.1:{closed_port()}", "--json", str(path)).exit_code == 1
+    )
+    assert not path.exists()
+    path.write_text("before")
+    (tmp_path / "link").symlink_to(tmp_path / "to-come")
+    invoke("run", "--base-url", f"http://127.0.0.1:{closed_port()}", "--json", str(tmp_path / "link"))
+    assert (path.read_text(), (tmp_path / "link").is_symlink()) == ("before", True)
 
 
 def test_the_report_is_written_whatever_it_is_worth(tmp_path: Path) -> None:
