@@ -194,7 +194,9 @@ def _written(
         planned = [
             PlannedRequest(
                 next(index),
-                prompts.text(room.num_words(turn, draft), _parts(spec, draft, number, turn, prefix)),
+                _text(
+                    prompts, room.num_words(turn, draft), _shared(spec, draft, turn, prefix), (number, turn)
+                ),
                 draft.input_len,
                 draft.output_len,
                 beginnings[number][turn].at_s,
@@ -208,10 +210,14 @@ def _written(
     return tuple(written)
 
 
-def _parts(spec: WorkloadSpec, draft: Draft, number: int, turn: int, prefix: int) -> Iterator[Part]:
+def _text(prompts: Prompts, num_words: int, shared: Iterator[Part], place: tuple[int, int]) -> str:
     """What the prompt shares, then words that no other has, as many as there could be."""
+    number, turn = place
+    return prompts.text(num_words, (*shared, Part(f"own {number} {turn}", num_words, is_shared=False)))
+
+
+def _shared(spec: WorkloadSpec, draft: Draft, turn: int, prefix: int) -> Iterator[Part]:
     if spec.num_prefixes and not turn:
         yield Part(f"prefix {prefix}", spec.prefix_len)
     for block_id in draft.block_ids:
         yield block_part(block_id, draft.block_len)
-    yield Part(f"own {number} {turn}", draft.input_len, is_shared=False)

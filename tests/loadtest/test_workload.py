@@ -448,3 +448,10 @@ def test_a_trace_without_an_order_of_its_own_is_the_only_one_that_is_drawn() -> 
     blocks = parse_trace("\n".join(lines).encode(), "blocks")
     plan = planned(WorkloadSpec(trace=blocks), 5.0)
     assert [request.input_len for request in plan.requests] == [row.input_len for row in blocks.rows]
+
+
+def test_a_template_may_take_tokens_away() -> None:
+    """Or a server counts none at all, which its usage shows; there is a prompt either way."""
+    spec = WorkloadSpec(input_len="30", num_requests=2)
+    plan = make_plan(spec, rate=1.0, salt="salt", words=WORDS, room=Room(TemplateCost(-16, -16), None))
+    assert [len(request.text.split()) for request in plan.requests] == [46, 46]
