@@ -287,6 +287,8 @@ def _is_held_by_its_cap(found: Schedule) -> bool:
 def _faults_of_usage(run: RunReport) -> list[str]:
     if run.usage.within or not run.summary.completed:
         return []
+    if not run.usage.planned_prompt_tokens:
+        return ["The server told no usage, so that nobody knows how many tokens it read and wrote."]
     return [f"The server counted other tokens than were planned. {run.usage.note}".strip()]
 
 

@@ -55,8 +55,10 @@ class Latency:
     def tpot_s(self) -> float | None:
         """As it is commonly defined: first piece to last, over the tokens but the first. It is too low where
         a server sends several tokens a piece: those that came with the first piece took no time, and count.
+        An answer in a single piece has none, however many tokens it is.
         """
-        if self._first_at is None or self.tokens <= 1:
+        is_in_pieces = any(len(times) > 1 for times in self.piece_times)
+        if self._first_at is None or self.tokens <= 1 or not is_in_pieces:
             return None
         last_at = max(times[-1] for times in self.piece_times if times)
         return (last_at - self._first_at) / (self.tokens - 1)

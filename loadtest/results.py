@@ -45,7 +45,7 @@ class Steady(Struct, frozen=True):
 
     from_ms: float
     to_ms: float
-    output_tok_s: float
+    output_tok_s: float | None  # null where the server tells no usage
     request_rate: float
 
 
@@ -61,8 +61,8 @@ class Summary(Struct, frozen=True):
     normalized_ms: Distribution | None  # e2e / tokens of a choice; the PagedAttention paper's s/token, in ms
     queue_ms: Distribution | None  # from intended to sent: what the client's own cap cost
     duration_s: float  # from the first intended time to the last end
-    output_tok_s: float  # of completed requests, as the total, over all of that time
-    total_tok_s: float
+    output_tok_s: float | None  # of completed requests, over all of that time; null as in Steady
+    total_tok_s: float | None
     request_rate: float  # completed a second
     goodput: float | None  # completed within the SLO a second; null without one
     slo_attainment: float | None  # share of all but those left on purpose or read slowly; a failure is a miss
@@ -92,8 +92,10 @@ class Summary(Struct, frozen=True):
 
     @property
     def sustained_tok_s(self) -> float:
-        """What the server gives under this load: without its beginning and end, where that is known."""
-        return self.output_tok_s if self.steady is None else self.steady.output_tok_s
+        """What the server gives under this load: without its beginning and end, where that is known.
+        To draw and to compare loads by: 0 where nothing was counted.
+        """
+        return (self.output_tok_s if self.steady is None else self.steady.output_tok_s) or 0.0
 
 
 class Schedule(Struct, frozen=True):

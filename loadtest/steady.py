@@ -24,7 +24,7 @@ class _Part:
 
     from_s: float
     to_s: float
-    tokens: float
+    tokens: float | None  # None: nobody counted them
     requests: float
 
 
@@ -33,11 +33,12 @@ def steady(runs: Iterable[Measured]) -> Steady | None:
     parts = [part for run in runs if (part := _part(run)) is not None]
     if not parts:
         return None
+    counted = [part.tokens for part in parts if part.tokens is not None]
     seconds = sum(part.to_s - part.from_s for part in parts)
     return Steady(
         from_ms=statistics.fmean(part.from_s for part in parts) * 1e3,
         to_ms=statistics.fmean(part.to_s for part in parts) * 1e3,
-        output_tok_s=sum(part.tokens for part in parts) / seconds,
+        output_tok_s=sum(counted) / seconds if counted else None,
         request_rate=sum(part.requests for part in parts) / seconds,
     )
 
@@ -50,7 +51,8 @@ def _part(run: Measured) -> _Part | None:
     from_s, to_s = _whole(run, completed)
     shares = [(timeline, _share_within(timeline, from_s, to_s)) for timeline in completed]
     requests = sum(share for _, share in shares)
-    tokens = sum(share * _tokens(timeline) for timeline, share in shares)
+    counted = [(share, timeline.usage) for timeline, share in shares if timeline.usage is not None]
+    tokens = sum(share * usage.completion_tokens for share, usage in counted) if counted else None
     return _Part(from_s, to_s, tokens, requests) if requests and to_s > from_s else None
 
 
@@ -67,7 +69,3 @@ def _share_within(timeline: Timeline, from_s: float, to_s: float) -> float:
     inside = sum(bisect_right(times, to_s) - bisect_right(times, from_s) for times in timeline.piece_times)
     there = sum(map(len, timeline.piece_times))
     return max(0, inside) / there if there else 0.0
-
-
-def _tokens(timeline: Timeline) -> int:
-    return 0 if timeline.usage is None else timeline.usage.completion_tokens

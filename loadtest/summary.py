@@ -35,12 +35,13 @@ def summarize(runs: Sequence[Measured], slo: Slo | None) -> Summary:
     duration_s = sum(map(_duration_s, runs))
     prompt_tokens = sum(usage.prompt_tokens for usage in usages)
     completion_tokens = sum(usage.completion_tokens for usage in usages)
+    is_counted = bool(usages) or not completed
     num_good = None if slo is None else sum(map(slo.met, timed))
     return Summary(
         **_latencies(runs),
         duration_s=duration_s,
-        output_tok_s=_rate(completion_tokens, duration_s),
-        total_tok_s=_rate(prompt_tokens + completion_tokens, duration_s),
+        output_tok_s=_rate(completion_tokens, duration_s) if is_counted else None,
+        total_tok_s=_rate(prompt_tokens + completion_tokens, duration_s) if is_counted else None,
         request_rate=_rate(len(completed), duration_s),
         goodput=None if num_good is None else _rate(num_good, duration_s),
         slo_attainment=_share(num_good, sum(map(_can_meet, timelines))),
@@ -49,7 +50,7 @@ def summarize(runs: Sequence[Measured], slo: Slo | None) -> Summary:
         left=outcomes[Outcome.LEFT],
         unfinished=outcomes[Outcome.UNFINISHED],
         failures=_failures(timelines),
-        tokens_per_piece=_share(completion_tokens, sum(map(_num_pieces, completed))),
+        tokens_per_piece=_share(completion_tokens if is_counted else None, sum(map(_num_pieces, completed))),
         exact_token_times=bool(completed) and all(map(_is_a_token_a_piece, completed)),
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
@@ -67,6 +68,7 @@ def rows(run: Measured) -> list[RequestRow]:
 
 def usage_check(runs: Sequence[Measured], forced: bool) -> UsageCheck:
     """Whether the server counted what was planned. ``forced``: it had to answer in the lengths asked for.
+    Else these were the most that an answer could have, and what is above them is off.
 
     Requests are compared one by one: what one has too many does not make up for what another lacks.
     """
@@ -81,15 +83,14 @@ def usage_check(runs: Sequence[Measured], forced: bool) -> UsageCheck:
         (timeline.planned.output_len * timeline.planned.n, usage.completion_tokens)
         for timeline, usage in pairs
     ]
+    limited = completions if forced else [(most, max(most, counted)) for most, counted in completions]
     return UsageCheck(
         planned_prompt_tokens=sum(planned for planned, _ in prompts),
         counted_prompt_tokens=sum(counted for _, counted in prompts),
         planned_completion_tokens=sum(planned for planned, _ in completions),
         counted_completion_tokens=sum(counted for _, counted in completions),
-        within=bool(pairs)
-        and _off_by(prompts) <= USAGE_TOLERANCE
-        and (not forced or _off_by(completions) <= USAGE_TOLERANCE),
-        note=_usage_note(prompts, completions, forced),
+        within=bool(pairs) and _off_by(prompts) <= USAGE_TOLERANCE and _off_by(limited) <= USAGE_TOLERANCE,
+        note=_usage_note(prompts, limited, forced),
     )
 
 
@@ -99,6 +100,8 @@ def _usage_note(prompts: _Counts, completions: _Counts, forced: bool) -> str:
     note = f"Prompts are off by {_off_by(prompts):.2%}, request by request"
     if forced:
         return f"{note}, answers by {_off_by(completions):.2%}."
+    if too_long := _off_by(completions):
+        return f"{note}. Answers are longer than was allowed, by {too_long:.2%}."
     return f"{note}. The lengths of answers are not forced: the server ended them when it liked."
 
 

@@ -22,6 +22,7 @@ from loadtest.report.words import (
     faults_of,
     figure,
     intervals_words,
+    kept_words,
     limit_words,
     notes_of,
     number,
@@ -61,6 +62,9 @@ def _print_warnings(report: Report, console: Console) -> None:
         console.print()
         console.print(Text(f" {alarm_of(report).upper()} ", style="bold white on red"))
         _print_list(faults, "red", console)
+    else:
+        console.print()
+        console.print(Text(kept_words(report), style="cyan"))
     if notes:
         console.print()
         _print_list(notes, "yellow", console)

@@ -230,7 +230,11 @@ def _losses_of_points(sweep: SweepReport) -> list[str]:
 
 def _remarks(run: RunReport) -> list[str]:
     notes = ["It was interrupted: the figures are of what was done until then."] if run.interrupted else []
-    if run.summary.completed and not run.summary.exact_token_times:
+    if run.summary.completed and run.summary.tokens_per_piece is None:
+        notes.append(
+            "Nobody knows how many tokens a piece of text is: inter-token latency is between pieces."
+        )
+    elif run.summary.completed and not run.summary.exact_token_times:
         notes.append("Not every piece of text was one token: inter-token latency is that between pieces.")
     if (run.summary.together_share or 0.0) > _MANY_TOGETHER:
         notes.append(
@@ -245,6 +249,23 @@ def _remarks(run: RunReport) -> list[str]:
 
 
 _MANY_TOGETHER = 0.1
+
+
+def kept_words(report: Report) -> str:
+    """What is said where there is no fault."""
+    match report:
+        case RunReport():
+            runs = [report]
+        case SweepReport():
+            runs = [point.run for point in report.points]
+        case CompareReport():
+            runs = [report.a, report.b]
+    if all(run.server.forces_lengths for run in runs):
+        return "The tool kept its schedule, and the server counted the tokens that were planned."
+    return (
+        "The tool kept its schedule, and the server counted the tokens that were planned in prompts; it ended"
+        " answers when it liked."
+    )
 
 
 def _gathered(labelled: Iterable[tuple[str, Sequence[str]]]) -> list[str]:

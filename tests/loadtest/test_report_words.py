@@ -10,6 +10,7 @@ from loadtest.report.words import (
     faults_of,
     figure,
     intervals_words,
+    kept_words,
     limit_words,
     notes_of,
     number,
@@ -50,6 +51,26 @@ def test_being_off_schedule_is_a_fault_even_if_nobody_says_why() -> None:
     report = run_report()
     schedule = structs.replace(report.schedule, on_schedule=False)
     assert faults_of(structs.replace(report, schedule=schedule)) == ["The tool did not keep to its schedule."]
+
+
+def test_what_is_said_of_a_run_that_went_well_is_true_of_its_answers_too() -> None:
+    report = run_report()
+    assert kept_words(report).endswith("counted the tokens that were planned.")
+    free = structs.replace(report, server=structs.replace(report.server, forces_lengths=False))
+    assert kept_words(free).endswith("it ended answers when it liked.")
+
+
+def test_no_usage_is_a_fault_but_no_other_count() -> None:
+    report = run_report()
+    none = structs.replace(
+        report.usage, within=False, planned_prompt_tokens=0, counted_prompt_tokens=0, note="Nothing."
+    )
+    summary = structs.replace(report.summary, tokens_per_piece=None, exact_token_times=False)
+    untold = structs.replace(report, usage=none, summary=summary)
+    (fault,) = faults_of(untold)
+    assert fault.startswith("The server told no usage")
+    assert any(note.startswith("Nobody knows how many tokens") for note in notes_of(untold))
+    assert not any(note.startswith("Not every piece") for note in notes_of(untold))
 
 
 def test_other_usage_than_planned_is_a_fault() -> None:

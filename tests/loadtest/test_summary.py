@@ -97,6 +97,12 @@ def test_tpot_is_of_the_tokens_after_the_first() -> None:
     assert_is(summarize([run.measured], None).tpot_ms, tpots)
 
 
+def test_an_answer_in_one_piece_has_no_tpot() -> None:
+    """It would be 0, as of no server that hands out tokens."""
+    run = run_plan(open_plan(requests([0.0])), lambda planned: Answer([[2.0]], 2.0, tokens=5))
+    assert summarize([run.measured], None).tpot_ms is None
+
+
 def test_rates_are_over_the_time_from_the_first_intended_send_to_the_last_end() -> None:
     run = run_plan(open_plan(requests([2.0, 3.0, 4.0, 5.0])), steady(5.0, 10))
     found = summarize([run.measured], None)
@@ -268,6 +274,24 @@ def test_the_length_of_answers_counts_where_it_is_forced(forced: bool) -> None:
     assert (check.planned_completion_tokens, check.counted_completion_tokens) == (20, 18)
     assert check.within is not forced
     assert ("not forced" in check.note) is not forced
+
+
+def test_no_answer_may_be_longer_than_was_allowed() -> None:
+    run = run_plan(open_plan(requests([0.0])), lambda planned: Answer([[1.0]], 1.0, tokens=100))
+    check = usage_check([run.measured], forced=False)
+    assert not check.within
+    assert "longer than was allowed" in check.note
+
+
+def test_where_the_server_counts_nothing_there_are_no_rates_of_tokens() -> None:
+    run = run_plan(open_plan(requests([0.0, 1.0, 2.0]), 1.0), steady(1.5, 3))
+    for timeline in run.measured.timelines:
+        timeline.usage = None
+    found = summarize([run.measured], None)
+    assert (found.output_tok_s, found.total_tok_s, found.tokens_per_piece) == (None, None, None)
+    assert found.steady is not None
+    assert (found.steady.output_tok_s, found.sustained_tok_s) == (None, 0.0)
+    assert found.request_rate > 0
 
 
 def test_where_nothing_can_be_compared_nothing_is_right() -> None:
