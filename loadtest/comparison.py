@@ -105,11 +105,8 @@ def _differences(ratios: Sequence[Ratio]) -> list[str]:
     return [f"{'; '.join(said)}.", *(rest if sum(map(len, by_kind.values())) < len(ratios) else [])]
 
 
-def comparison_report(a: RunReport, b: RunReport, notes: Sequence[str] = ()) -> CompareReport:
-    """Of the repeats of both, the first with the first and so on. A round that was broken off is no pair.
-
-    ``notes``: of how it went.
-    """
+def comparison_report(a: RunReport, b: RunReport) -> CompareReport:
+    """Of the repeats of both, the first with the first and so on. A round that was broken off is no pair."""
     pairs = [Pair(one.summary, other.summary) for one, other in zip(a.repeats, b.repeats, strict=False)]
     is_cut = (a.interrupted or b.interrupted) and len(a.repeats) == len(b.repeats)
     pairs = pairs[: len(pairs) - is_cut]
@@ -123,7 +120,6 @@ def comparison_report(a: RunReport, b: RunReport, notes: Sequence[str] = ()) -> 
         ratios=compared.ratios,
         verdict=verdict(compared, len(pairs), failing),
         notes=[
-            *notes,
             *([] if failing else _notes_of_failures(a, b)),
             *([_OPEN_NOTE] if is_open else []),
         ],

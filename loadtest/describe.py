@@ -267,10 +267,19 @@ def faults_of_point(run: RunReport) -> list[str]:
 
 
 def _faults_of_measuring(run: RunReport) -> list[str]:
-    faults = [*run.schedule.faults, *_faults_of_usage(run)]
+    faults = [*_of(run.cut_short), *run.schedule.faults, *_faults_of_usage(run)]
     if not run.schedule.on_schedule and not run.schedule.faults:
         faults.append("The tool did not keep to its schedule.")
     return faults
+
+
+def faults_of_all(report: SweepReport | CompareReport) -> list[str]:
+    """Of what is beyond any single run."""
+    return _of(report.cut_short)
+
+
+def _of(sentence: str) -> list[str]:
+    return [sentence] if sentence else []
 
 
 def _schedules(run: RunReport) -> list[Schedule]:
@@ -299,6 +308,8 @@ def exit_status(report: Report) -> int:
     done = [run.summary.completed > 0 for run in runs]
     if not (all(done) if isinstance(report, CompareReport) else any(done)):
         return EXIT_NOTHING_DONE
+    if not isinstance(report, RunReport) and faults_of_all(report):
+        return EXIT_NOT_TO_BE_TRUSTED
     faults = faults_of_point if isinstance(report, SweepReport) else faults_of_run
     return EXIT_NOT_TO_BE_TRUSTED if any(map(faults, runs)) else 0
 

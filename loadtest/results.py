@@ -213,6 +213,7 @@ class RunReport(Struct, frozen=True, tag_field="kind", tag="run"):
     schedule: Schedule
     repeats: list[Repeat]
     notes: list[str]  # what a reader must know before he believes a figure
+    cut_short: str = ""  # why there is less of it than was asked for, if the server was gone
 
 
 class SweepPoint(Struct, frozen=True):
@@ -233,6 +234,7 @@ class SweepReport(Struct, frozen=True, tag_field="kind", tag="sweep"):
     lowest_beyond_slo: float | None  # that missed it beyond doubt: the true limit lies between the two
     attainment: float  # share of requests that had to meet the SLO
     notes: list[str]
+    cut_short: str = ""
 
 
 class Ratio(Struct, frozen=True):
@@ -254,6 +256,7 @@ class CompareReport(Struct, frozen=True, tag_field="kind", tag="compare"):
     ratios: list[Ratio]
     verdict: str
     notes: list[str]
+    cut_short: str = ""
 
 
 Report = RunReport | SweepReport | CompareReport

@@ -129,7 +129,7 @@ class Bench:
         Raises WorkloadError, OpenFilesError, and if there are none ServerUnreachableError or
         NothingMeasuredError.
         """
-        takes, notes = list[Take](), list[str]()
+        takes, cut_short = list[Take](), ""
         for repeat in range(num_repeats):
             which = f"repeat {repeat + 1} of {num_repeats}" if num_repeats > 1 else ""
             try:
@@ -137,14 +137,14 @@ class Bench:
             except ServerUnreachableError as error:
                 if not takes:
                     raise
-                notes.append(f"There are {len(takes)} repeats of {num_repeats}. {error}")
+                cut_short = f"Of {num_repeats} repeats only {len(takes)} could be made. {error}"
                 break
             if take is None:
                 break
             takes.append(take)
         if not takes:
             raise NothingMeasuredError("Interrupted before anything was measured.")
-        return self.report(spec, load, takes, notes)
+        return structs.replace(self.report(spec, load, takes), cut_short=cut_short)
 
     async def take(self, spec: WorkloadSpec, load: AskedLoad, title: str, repeat: int) -> Take | None:
         """One repeat, with a seed by its number, from 0; None if the stop came before it began.
@@ -181,10 +181,8 @@ class Bench:
             salt, spec.seed, started_at, plan, measured, scraper.series(), scraper.problem, num_warmed
         )
 
-    def report(
-        self, spec: WorkloadSpec, load: AskedLoad, takes: Sequence[Take], notes: Sequence[str] = ()
-    ) -> RunReport:
-        """All that these repeats found. ``notes``: of how it went."""
+    def report(self, spec: WorkloadSpec, load: AskedLoad, takes: Sequence[Take]) -> RunReport:
+        """All that these repeats found."""
         slo, server, target = self._measuring.slo, self.seen.server, self.seen.target
         measured, plans = [take.measured for take in takes], [take.plan for take in takes]
         summaries = [summarize([run], slo) for run in measured]
@@ -211,7 +209,7 @@ class Bench:
             ran_out=any(_ran_out(take) for take in takes),
         )
         problems = dict.fromkeys(take.metrics_problem for take in takes if take.metrics_problem)
-        return structs.replace(report, notes=[*notes, *self.seen.notes, *doubts, *problems])
+        return structs.replace(report, notes=[*self.seen.notes, *doubts, *problems])
 
     def _plan(self, spec: WorkloadSpec, rate: float | None, salt: str) -> Plan:
         return make_plan(

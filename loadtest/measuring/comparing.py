@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from msgspec import structs
+
 from loadtest.comparison import comparison_report, order
 from loadtest.drivers.base import ServerUnreachableError
 from loadtest.measuring.bench import AskedLoad, Bench, NothingMeasuredError, Take
@@ -20,7 +22,7 @@ async def measure_in_turn(
 
     Raises WorkloadError, and if one was never measured ServerUnreachableError or NothingMeasuredError.
     """
-    notes = list[str]()
+    cut_short = ""
     fitting = benches["A"].fitting.shared_with(benches["B"].fitting)
     for bench in benches.values():
         bench.fitting = fitting
@@ -33,7 +35,7 @@ async def measure_in_turn(
         except ServerUnreachableError as error:
             if not all(takes.values()):
                 raise
-            notes.append(f"There are {index} runs of {2 * num_rounds}. {error}")
+            cut_short = f"Of {2 * num_rounds} runs only {index} could be made. {error}"
             break
         if take is None:
             break
@@ -41,4 +43,4 @@ async def measure_in_turn(
     if not all(takes.values()):
         raise NothingMeasuredError("Interrupted before both had been measured.")
     a, b = (benches[name].report(spec, load, takes[name]) for name in "AB")
-    return comparison_report(a, b, notes)
+    return structs.replace(comparison_report(a, b), cut_short=cut_short)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from loadtest.drivers.base import ServerUnreachableError
 from loadtest.drivers.open_files import OpenFilesError
 from loadtest.measuring.bench import AskedLoad, Bench, NothingMeasuredError
@@ -39,7 +41,7 @@ async def measure_sweep(sweeping: Sweeping, bench: Bench, stop: asyncio.Event) -
 
     Raises what ``Bench.measure`` does, if that is at the first load.
     """
-    notes = list[str]()
+    notes, cut_short = list[str](), ""
     sweep = Sweep(
         sweeping.first or [await _start(sweeping, bench, notes)],
         whole=sweeping.over == "concurrency",
@@ -50,13 +52,19 @@ async def measure_sweep(sweeping: Sweeping, bench: Bench, stop: asyncio.Event) -
     while (value := sweep.next_value()) is not None and not (runs and stop.is_set()):
         try:
             runs[value] = await _measure(sweeping, bench, value)
-        except (WorkloadError, OpenFilesError, ServerUnreachableError, NothingMeasuredError) as error:
+        except ServerUnreachableError as error:
+            if not runs:
+                raise
+            cut_short = f"The sweep ended at {value:g}, with the server gone. {error}"
+            break
+        except (WorkloadError, OpenFilesError, NothingMeasuredError) as error:
             if not runs:
                 raise
             notes.append(f"The sweep ended at {value:g}: {error}")
             break
         sweep.add(point_of(value, runs[value]))
-    return sweep_report(sweep, runs, sweeping.over, sweeping.attainment, notes)
+    report = sweep_report(sweep, runs, sweeping.over, sweeping.attainment, notes)
+    return structs.replace(report, cut_short=cut_short)
 
 
 def load_at(sweeping: Sweeping, value: float) -> tuple[WorkloadSpec, AskedLoad]:

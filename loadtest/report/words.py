@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from loadtest.describe import faults_of_point, faults_of_run
+from loadtest.describe import faults_of_all, faults_of_point, faults_of_run
 from loadtest.intervals import FEWEST
 from loadtest.results import (
     CompareReport,
@@ -168,11 +168,13 @@ def faults_of(report: Report) -> list[str]:
         case RunReport():
             return faults_of_run(report)
         case SweepReport():
-            return _gathered(
+            of_points = _gathered(
                 (value_words(report, point.value), faults_of_point(point.run)) for point in report.points
             )
+            return [*faults_of_all(report), *of_points]
         case CompareReport():
-            return _gathered((("A", faults_of_run(report.a)), ("B", faults_of_run(report.b))))
+            of_sides = _gathered((("A", faults_of_run(report.a)), ("B", faults_of_run(report.b))))
+            return [*faults_of_all(report), *of_sides]
 
 
 def alarm_of(report: Report) -> str:

@@ -251,6 +251,9 @@ def test_exit_status_of_a_run(run: RunReport, status: int) -> None:
     assert exit_status(run) == status
 
 
+GONE = "Of 3 repeats only 2 could be made."
+
+
 def test_exit_status_of_several_runs() -> None:
     def sweep(*runs: RunReport) -> SweepReport:
         points = [SweepPoint(1.0, None, run) for run in runs]
@@ -266,6 +269,8 @@ def test_exit_status_of_several_runs() -> None:
     assert [exit_status(sweep(good, FAILING)), exit_status(both(good, FAILING))] == [0, 3]
     assert exit_status(sweep(good, CAPPED)) == 0, "or keep requests waiting for the cap"
     assert [exit_status(both(good, good)), exit_status(both(good, EMPTY))] == [0, 1]
+    ended = (replace(good, cut_short=GONE), replace(sweep(good), cut_short=GONE))
+    assert [exit_status(found) for found in (*ended, replace(both(good, good), cut_short=GONE))] == [3, 3, 3]
 
 
 def test_what_the_server_cannot_bear_is_a_fault_of_a_run_and_a_finding_of_a_sweep() -> None:

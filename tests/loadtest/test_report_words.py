@@ -73,6 +73,12 @@ def test_no_usage_is_a_fault_but_no_other_count() -> None:
     assert not any(note.startswith("Not every piece") for note in notes_of(untold))
 
 
+def test_less_than_was_asked_for_is_a_fault_that_is_said_first() -> None:
+    for report in (run_report(), sweep_report(), compare_report()):
+        cut = structs.replace(report, cut_short="The server was gone.")
+        assert faults_of(cut) == ["The server was gone.", *faults_of(report)]
+
+
 def test_other_usage_than_planned_is_a_fault() -> None:
     report = run_report()
     usage = structs.replace(report.usage, within=False, note="Prompts are off by 7.00%.")
