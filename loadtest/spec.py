@@ -17,6 +17,7 @@ BY_TRACE = "trace"  # as a length: that of the trace's row
 _INPUT_LEN = "512"
 _OUTPUT_LEN = "128"
 EACH_USER = 4  # of a closed load asks at least as often, where nobody says how often
+MOST_REQUESTS = 10_000_000  # each is made ready before the clock starts
 
 
 class WorkloadError(ValueError):
@@ -130,9 +131,13 @@ def _number_faults(spec: WorkloadSpec, rate: float | None) -> Iterator[str]:
     counts = (spec.num_requests, spec.sessions, spec.max_concurrency, spec.n)
     if any(number is not None and number < 1 for number in counts):
         yield "Numbers of requests, sessions, users and choices start at 1."
+    if any(number is not None and number > MOST_REQUESTS for number in counts):
+        yield f"Numbers of requests, sessions, users and choices end at {MOST_REQUESTS:,}."
     amounts = (rate, spec.ramp_to, spec.duration_s, spec.trace_scale, spec.burstiness)
     if any(amount is not None and not 0 < amount < math.inf for amount in amounts):
         yield "Rates, times, scales and burstiness must be above 0."
+    if rate is not None and spec.duration_s is not None and rate * spec.duration_s > MOST_REQUESTS:
+        yield f"A rate and a time that make more than {MOST_REQUESTS:,} requests: all are made ready first."
     if min(spec.num_prefixes, spec.prefix_len, spec.leave_share, spec.slow_share, spec.slow_pause_s) < 0:
         yield "Prefixes, shares and pauses cannot be below 0."
 

@@ -18,6 +18,10 @@ _KINDS: dict[str, Literal["uniform", "normal", "lognormal"]] = {
 }
 
 
+MOST = 10_000_000  # tokens, turns or seconds
+_WIDEST = 5  # of a lognormal one: with more, most of what is drawn is next to nothing or without measure
+
+
 class SpreadError(ValueError):
     """Not written as a spread is. The message is one plain sentence for the user."""
 
@@ -87,6 +91,8 @@ def _parse(text: str) -> Spread:
         or min(spread.centre, spread.width) < 0
     ):
         raise SpreadError(f"{text!r} must be made of numbers of 0 or more.")
+    if max(spread.centre, spread.width) > MOST or (spread.kind == "lognormal" and spread.width > _WIDEST):
+        raise SpreadError(f"{text!r} has numbers above {MOST:,}, or a SIGMA above {_WIDEST}.")
     if spread.kind == "uniform" and spread.centre > spread.width:
         raise SpreadError(f"{text!r} must have its lower end first.")
     return spread

@@ -34,6 +34,7 @@ _FILES = {
     "alpaca": "alpaca.csv.gz",
 }
 BUILT_IN = tuple(_FILES)
+MOST_TOKENS = 10_000_000  # of a prompt or an answer
 _BLOCK_LENGTHS = (512, 16, 256, 128, 64, 32, 1024, 2048, 8)  # the likeliest first
 
 
@@ -113,6 +114,8 @@ def parse_trace(data: bytes, name: str) -> Trace:
         raise TraceError(f"{name} is no CSV file: {error}.") from None
     if any(row.input_len < 1 or row.output_len < 0 for row in rows):
         raise TraceError(f"{name} has a length below 1.")
+    if any(max(row.input_len, row.output_len) > MOST_TOKENS for row in rows):
+        raise TraceError(f"{name} has a length above {MOST_TOKENS:,}.")
     answered = [row for row in rows if row.output_len]
     if not answered:
         raise TraceError(f"{name} has no rows.")

@@ -66,14 +66,17 @@ def serve_and_run_command(command: tuple[str, ...], **options: Any) -> None:
     from loadtest.commands.run import run_of
     from loadtest.commands.running import carry_out, hand_over, leaving_with_a_sentence
     from loadtest.commands.settings import take_output, take_target
-    from loadtest.measuring.server_process import Launch, serving
+    from loadtest.measuring.server_process import Launch, ServerProcessError, serving
 
     log: Path = options.pop("server_log") or _temporary_log()
     base_url, start_timeout_s = options.pop("base_url"), options.pop("start_timeout_s")
     output, target = take_output(options), take_target(options, base_url or DEFAULT_URL)
     asked = run_of(options, target)
-    with leaving_with_a_sentence():
+    try:
         launch = Launch(command, log, base_url, start_timeout_s)
+    except ServerProcessError as error:
+        raise click.UsageError(str(error)) from None
+    with leaving_with_a_sentence():
         click.echo(f"tideload: starting {command[0]}, whose log is {log}", err=True)
         with serving(launch) as server:
             found = carry_out(asked(replace(target, base_url=server.base_url)))

@@ -7,13 +7,13 @@ a sentence and exit code 2.
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from loadtest.drivers.target import Target, TargetError
 from loadtest.measuring.bench import AskedLoad, Measuring
@@ -23,6 +23,14 @@ from loadtest.spec import EACH_USER, Arrival, WorkloadError, WorkloadSpec, check
 from loadtest.traces import Trace, TraceError, read_trace
 
 Given = dict[str, Any]
+_OWN_FIELDS = {
+    "model": "--model",
+    "n": "--n",
+    "stream": "the load test, which reads streams alone",
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), "--output-len"),
+    **dict.fromkeys(("messages", "prompt", "input"), "--input-len, --trace and their like"),
+}
+"""Of a body, by what says them: of anything else a report would not know."""
 DEFAULT_REQUESTS = 100
 DEFAULT_SESSIONS = 25  # of users that have conversations
 
@@ -134,12 +142,13 @@ def counted(spec: WorkloadSpec, load: AskedLoad) -> WorkloadSpec:
 
 
 def _extra(text: str | None) -> dict[str, Any]:
+    """As msgspec reads it, which has no NaN: that is no JSON, and would be sent as null."""
     try:
-        fields = json.loads(text or "{}")
-    except ValueError:
-        fields = None
-    if not isinstance(fields, dict):
-        raise click.BadParameter("must be a JSON object.", param_hint="--extra-body")
+        fields = msgspec.json.decode(text or "{}", type=dict[str, Any])
+    except msgspec.DecodeError:
+        raise click.BadParameter("must be a JSON object.", param_hint="--extra-body") from None
+    for name in fields.keys() & _OWN_FIELDS.keys():
+        raise click.BadParameter(f"{name} is said by {_OWN_FIELDS[name]}.", param_hint="--extra-body")
     return fields
 
 

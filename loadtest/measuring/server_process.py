@@ -150,7 +150,10 @@ def _log(launch: Launch) -> Iterator[int]:
 
 
 def _tail(log: Path) -> str:
-    text = log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
+    """Of one that may be larger than memory."""
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+        text = file.read(_LOG_TAIL_BYTES).decode(errors="replace").strip()
     return f" The end of {log}:\n{text}" if text else f" It said nothing ({log} is empty)."
 
 

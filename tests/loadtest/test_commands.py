@@ -72,6 +72,14 @@ def test_every_command_explains_itself(command: str) -> None:
         (("run", "--base-url", "here"), "http://127.0.0.1:8000"),
         (("run", "--n", "2", "--endpoint", "responses"), "a response is one answer"),
         (("run", "--extra-body", "[1]"), "must be a JSON object"),
+        (("run", "--extra-body", '{"temperature": NaN}'), "must be a JSON object"),
+        (("run", "--extra-body", '{"temperature": 1e999}'), "must be a JSON object"),
+        (("run", "--extra-body", '{"model": "other"}'), "model is said by --model"),
+        (("run", "--extra-body", '{"max_tokens": 5}'), "max_tokens is said by --output-len"),
+        (("run", "--rate", "1e300", "--duration", "1e300"), "more than 10,000,000 requests"),
+        (("run", "--num-requests", "1000000000000"), "end at 10,000,000"),
+        (("run", "--input-len", "1e9"), "above 10,000,000"),
+        (("run", "--think", "lognormal:1:5000"), "a SIGMA above 5"),
         (("run", "--json", "/none/out.json"), "/none/out.json cannot be written: No such file"),
         (("run", "--html", "/proc/out.html"), "/proc/out.html cannot be written"),
         (("run", "--png", "/proc/pictures"), "/proc/pictures cannot be written into"),
@@ -116,7 +124,8 @@ def test_a_server_that_cannot_be_started_is_told(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "The server ended with status 0" in result.output
     assert "no model" in result.output
-    assert "{port}" in invoke("serve-and-run", *log, "--", "server").output
+    portless = invoke("serve-and-run", *log, "--", "server")
+    assert (portless.exit_code, "{port}" in portless.output) == (2, True)
 
 
 def test_a_key_comes_before_headers_that_say_otherwise() -> None:

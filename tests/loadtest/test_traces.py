@@ -145,6 +145,7 @@ def test_a_file_may_be_packed_and_may_start_with_a_byte_order_mark(tmp_path: Pat
         ("input_length,output_length\n3,0\n", "has no rows"),
         ("input_length,output_length\n0,3\n", "below 1"),
         ("input_length,output_length\n3,-1\n", "below 1"),
+        ("input_length,output_length\n3,99999999999\n", "above 10,000,000"),
         ("input_length,output_length\n1\n", "line 2, must have whole numbers"),
         ("input_length,output_length\n1,2.5\n", "line 2, must have whole numbers"),
         ("arrival_ms,input_length,output_length\n0,1,2\nx,1,2\n", "line 3, must have .* a time"),
