@@ -31,7 +31,8 @@ _SECRETS_WITHIN = (  # of a word that is a whole command, such as that of sh -c
     ),
 )
 _SECRET_FIELD = re.compile(
-    r"""("[^"]*(?:key|token|secret|password|authorization)"\s*:\s*)("(?:[^"\\]|\\.)*"|[^\s",}\]]+)""",
+    r"""("[^"]*(?:keys?|token|secrets?|passwords?|authorization)"\s*:\s*)"""
+    r"""("(?:[^"\\]|\\.)*"|\[[^\]]*\]|\{[^}]*\}|[^\s",}\]]+)""",
     re.IGNORECASE,
 )
 _USER = re.compile(r"(?<=://)[^/?#\s@]*@")

@@ -209,6 +209,8 @@ def test_secrets_within_a_word_are_hidden(given: str, shown: str) -> None:
 
 def test_fields_of_a_body_that_are_secret_are_hidden() -> None:
     assert without_secret_fields('{"apiKey": "x", "max_tokens": 5}') == '{"apiKey": "***", "max_tokens": 5}'
+    assert without_secret_fields('{"keys": ["x", "y"], "n": 1}') == '{"keys": "***", "n": 1}'
+    assert without_secret_fields('{"secrets": {"a": "x"}, "n": 1}') == '{"secrets": "***", "n": 1}'
 
 
 def test_the_user_of_an_address_is_left_out() -> None:
