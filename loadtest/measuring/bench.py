@@ -243,6 +243,7 @@ class Bench:
         target = self.seen.target
         return {
             **load.of(spec).as_json(),
+            "arrival": load.of(spec).arrival_at(load.rate).value,
             "rate": load.rate,
             "endpoint": target.api,
             "transport": target.transport,

@@ -76,11 +76,11 @@ def draw_compare(report: CompareReport, sheet: Sheet) -> Figure:
 
 
 def draw_sweep(sweep: SweepReport, sheet: Sheet) -> Figure:
-    """All points in one, from the least load to the greatest; only the ends are named."""
+    """All points in one, from the least load to the greatest; only the ends of what is seen are named."""
     drawn, panels = sheet.figure(len(SHOWN), _PANEL_HEIGHT)
-    last = len(sweep.points) - 1
+    seen = [index for index, point in enumerate(sweep.points) if point.run.summary.completed]
     lines = [
-        _Line(tint, label=value_words(sweep, point.value) if index in (0, last) else "")
+        _Line(tint, label=value_words(sweep, point.value) if index in (seen[:1] + seen[-1:]) else "")
         for index, (point, tint) in enumerate(zip(sweep.points, ramp(len(sweep.points)), strict=True))
     ]
     for axes, measure in zip(panels, SHOWN, strict=True):

@@ -18,6 +18,12 @@ from tests.support.load_reports import Setting, compare_report, run_report, swee
 SMALL = Setting(num_requests=30)
 
 
+def test_a_server_that_tells_no_version_has_none() -> None:
+    run = run_report(SMALL)
+    page = html_page(structs.replace(run, server=structs.replace(run.server, kind="unknown", version="")))
+    assert "(unknown)" in page
+
+
 class Reader(HTMLParser):
     """Text as a reader meets it, tags still open, and all that is addressed or named."""
 

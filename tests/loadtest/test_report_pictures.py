@@ -13,7 +13,7 @@ from msgspec import structs
 from loadtest.report.over_time import some_of
 from loadtest.report.plots import parts_of, write_pngs
 from loadtest.report.style import NARROW, PALETTE, WIDE, Sheet, ramp
-from loadtest.report.words import percent
+from loadtest.report.words import percent, value_words
 from loadtest.results import Distribution, Interval, Report, RequestRow, Series
 from tests.support.load_reports import Setting, compare_report, run_report, sweep_report
 
@@ -125,6 +125,18 @@ def test_knee_and_limit_stand_where_they_were_found() -> None:
     (band,) = attainment.patches
     assert (band.get_x(), band.get_x() + band.get_width()) == (2.0, 4.0)  # type: ignore[attr-defined]
     assert "limit: 2 to 4" in texts(attainment.figure)  # type: ignore[arg-type]
+
+
+def test_the_ends_of_what_is_seen_are_named_and_not_those_of_what_is_not() -> None:
+    sweep = sweep_report()
+    *others, last = sweep.points
+    summary = structs.replace(
+        last.run.summary, completed=0, ttft_ms=None, itl_ms=None, tpot_ms=None, e2e_ms=None
+    )
+    gone = structs.replace(last, run=structs.replace(last.run, summary=summary, repeats=[]))
+    found = drawn(structs.replace(sweep, points=[*others, gone]), "distributions")
+    named = [text.get_text() for text in found.axes[0].get_legend().get_texts()]
+    assert named == [value_words(sweep, point.value) for point in (others[0], others[-1])]
 
 
 def test_a_sweep_in_which_nothing_completed_is_drawn() -> None:
