@@ -174,14 +174,14 @@ class _Chunks:
         if _is_done(data):
             return Told(is_last=True)
         try:
-            return _read_chunk(self._decoder.decode(data))
+            return _read_chunk(self._decoder.decode(data), self._target)
         except (msgspec.DecodeError, RecursionError):
             return Told(failure=NOT_UNDERSTOOD)
 
 
-def _read_chunk(chunk: _ChatChunk | _TextChunk) -> Told:
+def _read_chunk(chunk: _ChatChunk | _TextChunk, target: Target) -> Told:
     if chunk.error is not None:
-        return Told(failure=stream_failure(chunk.error), is_last=True)
+        return Told(failure=stream_failure(chunk.error, target.without_secrets), is_last=True)
     pieces: list[Piece] = []
     finishes: list[tuple[int, str]] = []
     for choice in chunk.choices or ():
@@ -315,8 +315,8 @@ class Responses:
         if event.type in _UNSAID:
             return Told((Piece(0, ""),)) if event.delta else Told()
         if event.type == "error":
-            return _refused(event)
-        return Told() if event.response is None else _about(event.type, event.response)
+            return _refused(event, self._target)
+        return Told() if event.response is None else _about(event.type, event.response, self._target)
 
 
 def _said(delta: object) -> Told:
@@ -335,10 +335,11 @@ def _items(planned: PlannedRequest, past: Sequence[PastTurn]) -> list[dict[str, 
     return [*items, {"role": "user", "content": planned.text}]
 
 
-def _about(kind: str, response: _Response) -> Told:
+def _about(kind: str, response: _Response, target: Target) -> Told:
     """An event with the response in it; most say nothing new."""
     if kind == "response.failed":
-        return Told(failure=stream_failure(response.error or "unnamed"), is_last=True)
+        failure = stream_failure(response.error or "unnamed", target.without_secrets)
+        return Told(failure=failure, is_last=True)
     told = Told(response_id=response.id)
     if kind in _ENDINGS:
         incomplete = response.incomplete_details
@@ -349,9 +350,9 @@ def _about(kind: str, response: _Response) -> Told:
     return told
 
 
-def _refused(event: _ResponseEvent) -> Told:
+def _refused(event: _ResponseEvent, target: Target) -> Told:
     """By the name it has over HTTP, if it has come instead of an answer; over a WebSocket that looks so."""
     error = event.error or ErrorDetail(event.code, message=event.message)
     if event.status is not None and isinstance(error, ErrorDetail):
         return Told(failure=f"http {event.status} {code_of(error)}".rstrip(), is_last=True)
-    return Told(failure=stream_failure(error), is_last=True)
+    return Told(failure=stream_failure(error, target.without_secrets), is_last=True)

@@ -7,6 +7,7 @@ messages have numbers and times in them.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -44,11 +45,13 @@ def http_failure(status: int, body: bytes) -> str:
     return f"http {status} {code_of(error)}".rstrip()
 
 
-def stream_failure(error: ErrorDetail | str) -> str:
+def stream_failure(error: ErrorDetail | str, hide: Callable[[str], str]) -> str:
+    """``hide``: takes secrets out of a message. What is not to be printed may change a terminal."""
     if isinstance(error, str):
         error = ErrorDetail(message=error)
-    what = code_of(error) or (error.message or "unnamed").partition("\n")[0][:_MAX_MESSAGE]
-    return f"error in stream: {what}"
+    message = hide((error.message or "unnamed").partition("\n")[0])[:_MAX_MESSAGE]
+    printable = "".join(letter if letter.isprintable() else "?" for letter in message)
+    return f"error in stream: {code_of(error) or printable}"
 
 
 def code_of(error: ErrorDetail) -> str:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 ApiName = Literal["chat", "completions", "responses"]
 TransportName = Literal["sse", "ws"]
+_SECRET_LEN = 8  # shorter words of headers stand in any sentence
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -63,6 +64,14 @@ class Target:
         for name, value in self.headers.items():
             if not name or not f"{name}{value}".isprintable() or not f"{name}{value}".isascii():
                 raise TargetError("The name and the value of a header must be printable ASCII on one line.")
+
+    def without_secrets(self, text: str) -> str:
+        """What a server says, without what it was sent in headers."""
+        words = {word for value in self.headers.values() for word in value.split()}
+        for word in sorted(words, key=len, reverse=True):
+            if len(word) >= _SECRET_LEN:
+                text = text.replace(word, "***")
+        return text
 
     @property
     def address(self) -> Address:

@@ -188,3 +188,22 @@ def test_a_response_that_fails_and_one_that_is_refused() -> None:
     told = read("responses", {"type": "error", "status": 429, "error": {"code": "rate_limit_exceeded"}})
     assert (told.failure, told.is_last) == ("http 429 rate_limit_exceeded", True)
     assert read("responses", {"type": "error", "code": "x_y"}).failure == "error in stream: x_y"
+
+
+@pytest.mark.parametrize(
+    ("name", "event"),
+    [
+        ("chat", {"error": {"message": "bad key sk-very-secret\x1b[31m"}}),
+        ("responses", {"type": "error", "message": "bad key sk-very-secret\x1b[31m"}),
+        (
+            "responses",
+            {"type": "response.failed", "response": {"error": {"message": "bad key sk-very-secret\x1b[31m"}}},
+        ),
+    ],
+)
+def test_a_failure_repeats_no_secret_and_nothing_that_changes_a_terminal(
+    name: ApiName, event: dict[str, Any]
+) -> None:
+    target = Target(URL, "m", api=name, headers={"Authorization": "Bearer sk-very-secret"})
+    told = api_of(target, ALL).read(json.dumps(event).encode())
+    assert told.failure == "error in stream: bad key ***?[31m"
