@@ -88,19 +88,20 @@ def verdict(compared: Compared, num_rounds: int, failing: str = "") -> str:
     elif not compared.ratios:
         said.append("Nothing to compare: no measure was had of both in every round.")
     else:
-        said += _differences(compared.ratios)
+        said += _differences(compared.ratios, "in what completed " if failing else "")
     if compared.left_out:
         said.append(f"Not compared: {', '.join(compared.left_out)}.")
     return " ".join(said)
 
 
-def _differences(ratios: Sequence[Ratio]) -> list[str]:
+def _differences(ratios: Sequence[Ratio], where: str) -> list[str]:
+    """``where``: if not in all that was asked."""
     by_kind = {
         kind: [ratio.measure for ratio in ratios if ratio.difference == kind] for kind in ("better", "worse")
     }
     said = [f"B is {kind} in {', '.join(names)}" for kind, names in by_kind.items() if names]
     if not said:
-        return ["No difference beyond chance was seen between A and B."]
+        return [f"No difference beyond chance was seen {where}between A and B."]
     rest = ["What else was compared shows no difference beyond chance."]
     return [f"{'; '.join(said)}.", *(rest if sum(map(len, by_kind.values())) < len(ratios) else [])]
 

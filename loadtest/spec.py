@@ -147,6 +147,9 @@ def _closed_faults(spec: WorkloadSpec, rate: float | None) -> Iterator[str]:
         yield "A closed load has no rate: its users send when they are free."
     if not spec.max_concurrency:
         yield "Say at what rate requests come, or how many users there are."
+    asked = spec.num_requests or spec.sessions
+    if spec.max_concurrency and asked is not None and asked < spec.max_concurrency:
+        yield f"There are more users than they have to ask: {spec.max_concurrency}, and {asked} to ask."
     if spec.return_s is not None:
         yield "Users of a closed load come back when they have thought: give a think time instead."
     if spec.burstiness != 1 or spec.ramp_to is not None:

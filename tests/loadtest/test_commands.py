@@ -63,6 +63,7 @@ def test_every_command_explains_itself(command: str) -> None:
     [
         (("run", "--rate", "2", "--concurrency", "2"), "exclude each other"),
         (("run", "--concurrency", "2", "--max-concurrency", "2"), "takes no --max-concurrency"),
+        (("run", "--concurrency", "5", "--num-requests", "4"), "more users than they have to ask: 5, and 4"),
         (("run", "--rate", "0"), "--rate"),
         (("run", "--rate", "nan"), "--rate"),
         (("run", "--slo", "ttft=5"), "ttft=5"),

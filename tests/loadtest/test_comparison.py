@@ -183,6 +183,15 @@ def test_the_one_that_fails_more_is_named_before_it_is_praised() -> None:
     assert "B is better in ttft_ms p50" in found.verdict
 
 
+def test_what_is_no_difference_of_what_completed_is_not_called_none_at_all() -> None:
+    repeats = [structs.replace(report().repeats[0], summary=summary(100.0))] * 6
+    a, b = (
+        structs.replace(report(), repeats=repeats, summary=structs.replace(report().summary, failed=failed))
+        for failed in (0, 100)
+    )
+    assert "No difference beyond chance was seen in what completed" in comparison_report(a, b).verdict
+
+
 def test_the_same_rounds_give_the_same_figures() -> None:
     pairs = rounds(6, noisy(1.1))
     assert compare(pairs) == compare(pairs)

@@ -139,9 +139,9 @@ def test_both_servers_of_a_comparison_are_asked_the_same(
 def test_users_ask_more_than_once_where_nobody_says_how_often(tmp_path: Path, server: ScriptedServer) -> None:
     _, report = run(tmp_path, server, "--concurrency", "30")
     assert (report.summary.completed, report.schedule.peak_concurrency) == (120, 30)
-    ended, report = run(tmp_path, server, "--concurrency", "30", "--num-requests", "20")
-    assert ended.status == 3
-    assert any("never more than 20 users where 30" in fault for fault in report.schedule.faults)
+    few = ("--concurrency", "30", "--num-requests", "20")
+    refused = tideload(tmp_path, "run", "--base-url", server.url, *SMALL, *few)
+    assert (refused.status, "more users than they have to ask" in refused.output) == (2, True)
 
 
 def test_a_warm_up_that_failed_is_none(tmp_path: Path, server: ScriptedServer) -> None:
