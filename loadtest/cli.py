@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import metadata
 from typing import Any
@@ -20,11 +21,21 @@ class _Commands(click.Group):
     """Ctrl-C ends a command with one exit code, however far it has come; click would have it be 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        _fill_standard_streams()
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
             click.echo("tideload: Interrupted.", err=True)
             sys.exit(EXIT_INTERRUPTED)
+
+
+def _fill_standard_streams() -> None:
+    """Whoever starts a command may have closed some; a socket in their place would end uvloop, and us."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - as long as the process
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 
 
 @click.group(

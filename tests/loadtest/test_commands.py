@@ -246,6 +246,12 @@ def test_what_cannot_be_written_takes_nothing_else_along(
     assert page.stat().st_size > 0
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_standard_streams_may_be_closed(closed: str) -> None:
+    command = f"{sys.executable} -m loadtest.cli run --base-url http://127.0.0.1:{closed_port()} {closed}"
+    assert subprocess.run(["sh", "-c", command]).returncode == 1
+
+
 def test_who_reads_the_table_may_go_before_its_end(tmp_path: Path) -> None:
     """As `head` does."""
     statement = (
