@@ -83,6 +83,8 @@ class Target:
             raise TargetError("The base URL is none; it looks like http://127.0.0.1:8000.") from None
         if parts.scheme not in _PORTS or not parts.hostname or parts.query or parts.fragment:
             raise TargetError("The base URL must look like http://127.0.0.1:8000 or https://host/prefix.")
+        if not parts.path.isascii() or any(map(str.isspace, parts.path)):
+            raise TargetError("The path of the base URL must be written in ASCII and without spaces: %20.")
         if parts.username is not None:
             raise TargetError("The base URL must have no user name in it; send an API key or a header.")
         prefix = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")

@@ -23,7 +23,18 @@ def test_the_url_is_taken_with_and_without_version(base_url: str, url: str, auth
 
 
 @pytest.mark.parametrize(
-    "base_url", ["", "127.0.0.1:8000", "ftp://host", "http://", "http://h:x", "http://u:p@h", "http://h?a=b"]
+    "base_url",
+    [
+        "",
+        "127.0.0.1:8000",
+        "ftp://host",
+        "http://",
+        "http://h:x",
+        "http://u:p@h",
+        "http://h?a=b",
+        "http://h/a b",
+        "http://h/é",
+    ],
 )
 def test_what_is_no_base_url_is_refused(base_url: str) -> None:
     with pytest.raises(TargetError):
