@@ -35,7 +35,7 @@ class Facts:
 
 
 class ServerPages:
-    """An HTTP client for everything but what is measured."""
+    """An HTTP client for everything but what is measured. It takes keys and headers nowhere else."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -83,7 +83,7 @@ class ServerPages:
     async def get(self, path: str) -> Json:
         """The object at a path; empty if there is none."""
         try:
-            async with self._http.get(self._url + path) as answer:
+            async with self._http.get(self._url + path, allow_redirects=False) as answer:
                 found = await answer.json(content_type=None) if answer.status == 200 else {}
         except _UNREADABLE:
             return {}
@@ -92,7 +92,7 @@ class ServerPages:
     async def post(self, path: str, body: Json) -> Json:
         """What is answered; empty if it is refused."""
         try:
-            async with self._http.post(self._url + path, json=body) as answer:
+            async with self._http.post(self._url + path, json=body, allow_redirects=False) as answer:
                 found = await answer.json(content_type=None) if answer.status == 200 else {}
         except _UNREADABLE:
             return {}
@@ -100,13 +100,17 @@ class ServerPages:
 
     async def _models(self) -> list[Json]:
         try:
-            async with self._http.get(self._url + "/v1/models") as answer:
+            async with self._http.get(self._url + "/v1/models", allow_redirects=False) as answer:
                 if answer.status in (401, 403):
                     raise ServerUnreachableError(
                         f"{self._url} wants an API key, or another one (http {answer.status})."
                     )
+                if (elsewhere := answer.headers.get("location")) and 300 <= answer.status < 400:
+                    raise ServerUnreachableError(
+                        f"{self._url} sends clients to {elsewhere}; give --base-url as it is there."
+                    )
                 found = await answer.json(content_type=None) if answer.status == 200 else {}
-        except (aiohttp.ClientConnectionError, TimeoutError) as error:
+        except (aiohttp.ClientConnectionError, aiohttp.ClientResponseError, TimeoutError) as error:
             raise ServerUnreachableError(f"Nothing answers at {self._url}: {_reason(error)}.") from None
         except _UNREADABLE:
             return []

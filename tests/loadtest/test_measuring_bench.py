@@ -64,7 +64,7 @@ async def test_a_stop_ends_the_look_at_a_server_that_does_not_answer(monkeypatch
         finally:
             was_ended.set()
 
-    monkeypatch.setattr("loadtest.bench.survey", survey)
+    monkeypatch.setattr("loadtest.measuring.bench.survey", survey)
     target, measuring = Target("http://127.0.0.1:1"), Measuring(None, 0, keep_cache=False)
     with pytest.raises(NothingMeasuredError):
         await asyncio.wait_for(Bench.of(target, measuring, Display(io.StringIO()), stop, []), 10)

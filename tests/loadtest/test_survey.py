@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks.scripted_openai import Reply, Script, ScriptedServer, scripted_openai
@@ -212,3 +215,35 @@ async def test_a_server_that_does_not_answer_is_told_from_one_that_refuses(proce
     process.rewrite(Script(replies=(Reply(status=503, code="overloaded"),)))
     with pytest.raises(ServerUnreachableError, match=r"http 503 overloaded.*names these models: scripted"):
         await survey(target(process))
+
+
+async def test_a_server_that_sends_elsewhere_gets_the_key_and_nobody_else() -> None:
+    asked: list[str] = []
+
+    async def send_elsewhere(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        if request.path == "/elsewhere":
+            return web.json_response({"data": [{"id": "another"}]})
+        return web.Response(status=307, headers={"location": "/elsewhere"})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", send_elsewhere)
+    async with TestServer(app) as server:
+        there = Target(str(server.make_url("")).rstrip("/"), headers={"x-key": "secret"})
+        with pytest.raises(ServerUnreachableError, match="sends clients to /elsewhere"):
+            await survey(there)
+    assert asked == ["/v1/models"]
+
+
+async def test_what_speaks_no_http_is_told_from_a_server_that_names_no_model() -> None:
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b"220 mail.example ESMTP\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(greet, "127.0.0.1")
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(ServerUnreachableError, match="not http"):
+            await survey(Target(f"http://127.0.0.1:{port}"))
