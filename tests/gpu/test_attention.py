@@ -28,12 +28,12 @@ SPANS = (
     (16, 1),
     (63, 1),
     (64, 1),
-    (777, 1),
-    (1500, 1),
+    (300, 1),
+    (800, 1),
     (0, 1),
-    (0, 300),
+    (0, 150),
     (127, 33),
-    (500, 129),
+    (250, 129),
 )
 REPEATS = 1000
 
@@ -53,23 +53,32 @@ def batch_of(
     return batch
 
 
-@DTYPES
 @INVARIANT
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
-@pytest.mark.parametrize("group", [1, 4, 7, 8])
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "group", "block_size"),
+    [  # few, for each compiles four kernels and more
+        (torch.bfloat16, 64, 1, 16),
+        (torch.bfloat16, 80, 1, 32),
+        (torch.bfloat16, 96, 7, 128),
+        (torch.bfloat16, 128, 4, 16),
+        (torch.bfloat16, 128, 8, 64),
+        (torch.bfloat16, 256, 4, 16),
+        (torch.float16, 128, 4, 16),
+        (torch.float32, 64, 4, 16),
+        (torch.float32, 128, 4, 16),
+    ],
+)
 def test_a_ragged_batch_agrees_with_the_oracle(
-    dtype: torch.dtype, batch_invariant: bool, head_dim: int, group: int
+    dtype: torch.dtype, head_dim: int, group: int, block_size: int, batch_invariant: bool
 ) -> None:
-    block_size = {1: 16, 4: 16, 7: 128, 8: 32}[group]
     batch = batch_of(SPANS, AttentionShape(2 * group, 2, head_dim), dtype, block_size)
     assert_right(batch, batch.run(backend(batch, batch_invariant=batch_invariant, num_multiprocessors=132)))
 
 
-@DTYPES
 @INVARIANT
-@pytest.mark.parametrize("window", [1, 64, 100, 1000])
-def test_a_sliding_window(dtype: torch.dtype, batch_invariant: bool, window: int) -> None:
-    batch = batch_of(SPANS, AttentionShape(8, 2, 128, sliding_window=window), dtype)
+@pytest.mark.parametrize("window", [1, 100])
+def test_a_sliding_window(batch_invariant: bool, window: int) -> None:
+    batch = batch_of(SPANS, AttentionShape(8, 2, 128, sliding_window=window), torch.bfloat16)
     assert_right(batch, batch.run(backend(batch, batch_invariant=batch_invariant, num_multiprocessors=132)))
 
 
@@ -97,7 +106,7 @@ def test_block_numbers_do_not_matter(dtype: torch.dtype, batch_invariant: bool) 
 @DTYPES
 def test_repeats_give_the_same_bits(dtype: torch.dtype) -> None:
     """A race would show as bits that change."""
-    batch = batch_of(SPANS, AttentionShape(32, 8, 128), dtype)
+    batch = batch_of(SPANS, AttentionShape(8, 2, 128), dtype)
     attention = backend(batch, num_multiprocessors=132)
     expected = batch.run(attention)
     changed = torch.zeros((), dtype=torch.int64, device="cuda")
@@ -111,7 +120,7 @@ def test_a_captured_step_replays_over_other_lengths(batch_invariant: bool) -> No
     """Captured at the bound, over padding alone; replayed with batches that it has never seen."""
     shape, width = AttentionShape(8, 2, 128), 128
     batches = [
-        batch_of(spans, shape, torch.bfloat16) for spans in (((1999, 1), (3, 1)), ((63, 1), (700, 1), (0, 1)))
+        batch_of(spans, shape, torch.bfloat16) for spans in (((999, 1), (3, 1)), ((63, 1), (700, 1), (0, 1)))
     ]
     num_blocks = max(batch.pool.shape[0] for batch in batches)
     pool = torch.full((num_blocks, *batches[0].pool.shape[1:]), math.nan, dtype=torch.bfloat16, device="cuda")

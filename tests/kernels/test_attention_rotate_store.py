@@ -41,11 +41,15 @@ def test_q_k_and_v_are_each_treated_as_such(head_dim: int, heads: tuple[int, int
 
 
 def far_pool(head_dim: int) -> tuple[torch.Tensor, KernelShape]:
-    """The first block of a pool whose blocks are so far apart that the memory between them is only mapped."""
-    num_bytes = (FAR_BLOCK + 1) * FAR_STRIDE * 2
-    assert FAR_BLOCK * FAR_STRIDE > 2**31
+    """The first block of a pool whose blocks are so far apart that the memory between them is only mapped.
+
+    There is as much before it, where an offset that wrapped around would end.
+    """
+    assert 2**31 < FAR_BLOCK * FAR_STRIDE < 2**32
+    before = 2**31 * 2
+    num_bytes = before + (FAR_BLOCK + 1) * FAR_STRIDE * 2
     region = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
-    near = torch.frombuffer(region, dtype=torch.float16, count=2 * 2 * 16 * head_dim)
+    near = torch.frombuffer(region, dtype=torch.float16, count=2 * 2 * 16 * head_dim, offset=before)
     kv = near.view(1, 2, 2, 16, head_dim)
     shape = AttentionShape(4, 2, head_dim)
     inner = kernel_shape(kv[:, None], shape)

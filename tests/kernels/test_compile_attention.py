@@ -33,3 +33,10 @@ else:
 def test_a_binary_is_as_it_was_planned(name: str, capability: int) -> None:
     compiled = compile_all(REGISTRY, WANTED)[name, capability]
     assert faults(VARIANTS[name], capability, compiled) == [], compiled
+
+
+def test_the_batch_invariant_rounds_every_operation() -> None:
+    """Where a product is fused with a sum is the compiler's choice, and need not be one for every tile."""
+    name = "extend-bf16-d128-g4-invariant"
+    assert "fma.rn.f32" not in compile_all(REGISTRY, WANTED)[name, 90].ptx
+    assert "fma.rn.f32" in compile_all(REGISTRY, WANTED)["extend-bf16-d128-g4-some", 90].ptx

@@ -24,6 +24,8 @@ from triton.compiler import ASTSource
 from engine.kernels.launch import KernelVariant
 
 _WARP_SIZE = 32
+# A product whose result is laid out for no tensor core, in the last of the compiler's own languages.
+_PLAIN_PRODUCT = re.compile(r"\btt\.dot\b[^\n]*-> tensor<[^\n]*#blocked")
 
 
 def _named(path: str) -> Any:
@@ -77,6 +79,7 @@ def compile_variant(variant: KernelVariant, capability: int) -> dict[str, object
         "stack_bytes": resources["STACK"],
         "local_bytes": resources["LOCAL"],
         "shared_bytes": compiled.metadata.shared,
+        "plain_products": len(_PLAIN_PRODUCT.findall(compiled.asm["ttgir"])),
         "ptx": compiled.asm["ptx"],
     }
 

@@ -27,12 +27,16 @@ _ROWS_OF_WARPGROUP = 64  # from here on Hopper and Blackwell have instructions f
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A binary: registers of a thread, bytes of its stack and local memory, shared bytes of a program."""
+    """A binary: registers of a thread, bytes of its stack and local memory, shared bytes of a program.
+
+    ``plain_products`` are matrix products in it that no tensor core computes.
+    """
 
     registers: int
     stack_bytes: int
     local_bytes: int
     shared_bytes: int
+    plain_products: int
     ptx: str
 
 
@@ -76,14 +80,16 @@ def faults(variant: KernelVariant, capability: int, compiled: Compiled) -> list[
         found.append(f"{compiled.registers} registers are too many for {programs} programs")
     if shared > _SHARED_BYTES[capability]:
         found.append(f"{compiled.shared_bytes} shared bytes are too many for {programs} programs")
-    return found + _arithmetic_faults(variant, capability, compiled.ptx)
+    return found + _arithmetic_faults(variant, capability, compiled)
 
 
-def _arithmetic_faults(variant: KernelVariant, capability: int, ptx: str) -> list[str]:
+def _arithmetic_faults(variant: KernelVariant, capability: int, compiled: Compiled) -> list[str]:
     if variant.arithmetic is Arithmetic.TENSOR_CORES:
         wanted = _MMA[capability] if variant.rows >= _ROWS_OF_WARPGROUP else _SYNCHRONOUS
-        return [] if re.search(wanted, ptx) else [f"no {wanted} in it"]
+        missing = [] if re.search(wanted, compiled.ptx) else [f"no {wanted} in it"]
+        plain = compiled.plain_products
+        return missing + ([f"{plain} products without tensor cores"] if plain else [])
     if variant.arithmetic is Arithmetic.IEEE_FLOAT32:
-        found = re.search("|".join([r"tf32", *_MMA.values()]), ptx)
-        return [f"{found.group()} in float32"] if found else []
+        found = sorted(set(re.findall("|".join([r"tf32", *_MMA.values()]), compiled.ptx)))
+        return [f"{instruction} in float32" for instruction in found]
     return []
