@@ -10,6 +10,8 @@ from engine.attention.triton.configs import (
     extend_launch,
     extend_tile,
     invariant_tile,
+    max_pieces,
+    programs_at_once,
     query_block,
     split_budget,
 )
@@ -47,10 +49,13 @@ def test_more_rows_get_larger_tiles() -> None:
     ]
 
 
-def test_the_budget_fills_the_device_once() -> None:
+def test_few_sequences_are_cut_once_around_the_device_and_many_finer() -> None:
     shape = shape_of("bf16", 128, 4)
-    assert split_budget(shape, 132) == 132 * decode_tile(shape).programs // shape.num_kv_heads
-    assert split_budget(shape, 1) == 1
+    at_once = programs_at_once(shape, 132)
+    assert at_once == 132 * decode_tile(shape).programs // shape.num_kv_heads
+    assert programs_at_once(shape, 1) == 1
+    assert split_budget(at_once, 1) == at_once and split_budget(at_once, 64) == 4 * at_once
+    assert all(split_budget(at_once, n) + n <= max_pieces(at_once, 256) for n in range(1, 257))
 
 
 def test_only_the_batch_invariant_rounds_each_operation() -> None:

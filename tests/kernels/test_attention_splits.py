@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.attention.triton.configs import split_budget
 from engine.attention.triton.splits import SplitPlan
 from engine.attention.triton.variants import shape_of
 
@@ -17,11 +18,11 @@ LEAST, TILE = 256, 64
 
 
 def plan_of(
-    lengths: list[int], budget: int, window: int = 0, padding: int = 0
+    lengths: list[int], at_once: int, window: int = 0, padding: int = 0
 ) -> list[list[tuple[int, int]]]:
     """Pieces (first token, last token + 1) of each sequence, after checks of what else the plan says."""
     shape = shape_of("fp16", 64, 4, window=window)
-    plan = SplitPlan.allocate(shape, 8, budget, CPU)
+    plan = SplitPlan.allocate(shape, 8, at_once, CPU)
     plan.work.fill_(7)
     plan.make(torch.tensor([*lengths, *[0] * padding], dtype=torch.int32), len(lengths) + padding, shape)
     starts = plan.starts.tolist()
@@ -40,13 +41,13 @@ def plan_of(
 @settings(max_examples=600 if os.environ.get("TIDEGATE_SLOW") else 25)
 @given(
     lengths=st.lists(st.integers(1, 9000), min_size=1, max_size=6),
-    budget=st.integers(1, 40),
+    at_once=st.integers(1, 40),
     window=st.sampled_from((0, 1, 300, 4096)),
 )
 def test_every_visible_token_is_in_one_piece_and_pieces_are_even(
-    lengths: list[int], budget: int, window: int
+    lengths: list[int], at_once: int, window: int
 ) -> None:
-    pieces = plan_of(lengths, budget, window)
+    pieces, budget = plan_of(lengths, at_once, window), split_budget(at_once, len(lengths))
     for length, found in zip(lengths, pieces, strict=True):
         assert found[0][0] == (max(0, length - window) if window else 0)
         assert found[-1][1] == length
@@ -59,17 +60,17 @@ def test_every_visible_token_is_in_one_piece_and_pieces_are_even(
 
 
 def test_one_long_sequence_takes_the_whole_budget() -> None:
-    (pieces,) = plan_of([8000], budget=10)
+    (pieces,) = plan_of([8000], at_once=10)
     assert len(pieces) == 10
     assert len({last - first for first, last in pieces[:-1]}) == 1
 
 
 def test_short_sequences_stay_whole() -> None:
-    assert plan_of([256, 1, 100], budget=40) == [[(0, 256)], [(0, 1)], [(0, 100)]]
+    assert plan_of([256, 1, 100], at_once=40) == [[(0, 256)], [(0, 1)], [(0, 100)]]
 
 
 def test_padding_has_one_empty_piece_each() -> None:
-    assert plan_of([300], budget=2, padding=2)[1:] == [[(0, 0)], [(0, 0)]]
+    assert plan_of([300], at_once=2, padding=2)[1:] == [[(0, 0)], [(0, 0)]]
 
 
 def test_a_plan_made_again_forgets_the_one_before() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from engine.attention.base import AttentionBackend, AttentionMetadata, AttentionShape
 from engine.attention.triton.combine import combine
-from engine.attention.triton.configs import KernelShape, extend_tile, invariant_tile, split_budget
+from engine.attention.triton.configs import KernelShape, extend_tile, invariant_tile, programs_at_once
 from engine.attention.triton.decode import decode
 from engine.attention.triton.extend import extend
 from engine.attention.triton.rotate_store import rotate_store
@@ -66,8 +66,8 @@ class TritonAttention(AttentionBackend):
         self._shape = kernel_shape(pool, shape)
         self._layers = [pool[:, layer] for layer in range(pool.shape[1])]
         self._batch_invariant = batch_invariant
-        budget = split_budget(self._shape, num_multiprocessors)
-        self._splits = SplitPlan.allocate(self._shape, max_num_seqs, budget, pool.device)
+        at_once = programs_at_once(self._shape, num_multiprocessors)
+        self._splits = SplitPlan.allocate(self._shape, max_num_seqs, at_once, pool.device)
 
     def begin_step(self, metadata: AttentionMetadata, cos: torch.Tensor, sin: torch.Tensor) -> None:
         self._metadata = metadata

@@ -17,6 +17,7 @@ _LOG2_E = 1.4426950408889634
 _MIN_DOT_ROWS = 16  # the smallest left factor that tensor cores take
 _ROWS_OF_WARPGROUP = 64  # what Hopper's and Blackwell's own instructions multiply at once
 _ROWS_OF_PREFILL = 1024  # from here on the largest tile has little padding
+_WAVES = 4  # of programs, one after the other, where there are many
 _LEAST_SPLIT = 256  # tokens: below that, merging costs more than a second program brings
 _LEAST_VECTOR = 32  # elements: one a thread of a warp
 _HEADS_OF_PROGRAM = 16  # in rotate_store
@@ -117,17 +118,29 @@ def decode_launch(shape: KernelShape) -> Launch:
     return Launch(constants, tile.num_warps, tile.num_stages, tile.programs)
 
 
-def split_budget(shape: KernelShape, num_multiprocessors: int) -> int:
-    """How many programs a KV head gets, so that all heads' together fill the device once."""
-    programs = num_multiprocessors * decode_tile(shape).programs
-    return max(1, programs // shape.num_kv_heads)
+def programs_at_once(shape: KernelShape, num_multiprocessors: int) -> int:
+    """How many programs of decode a device runs side by side for one KV head."""
+    return max(1, num_multiprocessors * decode_tile(shape).programs // shape.num_kv_heads)
 
 
-def splits_launch(shape: KernelShape, max_num_seqs: int, budget: int) -> Launch:
+def split_budget(at_once: int, num_seqs: int) -> int:
+    """Into how many pieces a step's contexts are cut, beside one a sequence.
+
+    Few sequences' are cut once around the device; those of many into shorter pieces, so that the device is
+    not half empty while the last ones run.
+    """
+    return at_once if num_seqs <= at_once // _WAVES else at_once * _WAVES
+
+
+def max_pieces(at_once: int, max_num_seqs: int) -> int:
+    """The most that contexts can be cut into, whatever the step."""
+    return at_once * _WAVES + max_num_seqs
+
+
+def splits_launch(shape: KernelShape, max_num_seqs: int, at_once: int) -> Launch:
     constants = {
         "MAX_SEQS": max(_LEAST_VECTOR, next_power_of_two(max_num_seqs)),
-        "CAPACITY": max(_LEAST_VECTOR, next_power_of_two(budget + max_num_seqs)),
-        "BUDGET": budget,
+        "CAPACITY": max(_LEAST_VECTOR, next_power_of_two(max_pieces(at_once, max_num_seqs))),
         "LEAST": _LEAST_SPLIT,
         "TILE": decode_tile(shape).tokens,
         "WINDOW": shape.window,

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import torch
 import triton.language as tl
 
-from engine.attention.triton.configs import KernelShape, splits_launch
+from engine.attention.triton.configs import KernelShape, max_pieces, split_budget, splits_launch
 from engine.kernels.jit import jit
 
 
-@jit(varying=["seq_lens", "num_seqs", "num_pieces"])
+@jit(varying=["seq_lens", "num_seqs", "budget"])
 def splits_kernel(
-    seq_lens: tl.tensor, num_seqs: tl.tensor, num_pieces: tl.tensor, work: tl.tensor, starts: tl.tensor,
-    MAX_SEQS: tl.constexpr, CAPACITY: tl.constexpr, BUDGET: tl.constexpr, LEAST: tl.constexpr,
-    TILE: tl.constexpr, WINDOW: tl.constexpr,
+    seq_lens: tl.tensor, num_seqs: tl.tensor, budget: tl.tensor, work: tl.tensor, starts: tl.tensor,
+    MAX_SEQS: tl.constexpr, CAPACITY: tl.constexpr, LEAST: tl.constexpr, TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program. Pieces of ``chunk`` tokens would be as many as there is room for; then each sequence's
     own are made equal.
@@ -33,7 +33,7 @@ def splits_kernel(
     if WINDOW > 0:
         first = tl.maximum(lengths - WINDOW, 0)
     visible = lengths - first
-    chunk = tl.maximum(tl.cdiv(tl.sum(visible, 0), BUDGET), LEAST)
+    chunk = tl.maximum(tl.cdiv(tl.sum(visible, 0), budget), LEAST)
     pieces = tl.maximum(tl.cdiv(visible, chunk), 1)
     size = tl.maximum(tl.cdiv(tl.cdiv(visible, pieces), TILE) * TILE, TILE)
     pieces = tl.where(is_there, tl.maximum(tl.cdiv(visible, size), 1), 0)
@@ -50,7 +50,7 @@ def splits_kernel(
         tl.store(place + 2, tl.minimum(begin + size, lengths), mask=mask)
         tl.store(place + 3, (pieces == 1).to(tl.int32), mask=mask)
     rest = tl.arange(0, CAPACITY)
-    idle = (rest >= tl.sum(pieces, 0)) & (rest < num_pieces)
+    idle = (rest >= tl.sum(pieces, 0)) & (rest < budget + num_seqs)
     tl.store(work + rest * 4, tl.full([CAPACITY], -1, tl.int32), mask=idle)
 
 
@@ -58,17 +58,17 @@ def splits_kernel(
 class SplitPlan:
     """The pieces of a step, and room for what is computed of them. Made once; contents change each step."""
 
-    budget: int  # pieces beyond one a sequence, at most
+    at_once: int  # programs that the device runs side by side for a KV head
     work: torch.Tensor  # [W, 4] int32: sequence (-1: none), first token, last token + 1, whether it is all
     starts: torch.Tensor  # [S + 1] int32 a sequence's first piece
     partial_out: torch.Tensor  # [W, Hq, D] float32
     partial_lse: torch.Tensor  # [W, Hq] float32
 
     @classmethod
-    def allocate(cls, shape: KernelShape, max_num_seqs: int, budget: int, device: torch.device) -> SplitPlan:
-        capacity = budget + max_num_seqs
+    def allocate(cls, shape: KernelShape, max_num_seqs: int, at_once: int, device: torch.device) -> SplitPlan:
+        capacity = max_pieces(at_once, max_num_seqs)
         return cls(
-            budget=budget,
+            at_once=at_once,
             work=torch.full((capacity, 4), -1, dtype=torch.int32, device=device),
             starts=torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=device),
             partial_out=torch.empty((capacity, shape.num_heads, shape.head_dim), device=device),
@@ -81,12 +81,12 @@ class SplitPlan:
 
     def num_pieces(self, num_seqs: int) -> int:
         """How many pieces there can be: what the host knows, be the lengths what they may."""
-        return self.budget + num_seqs
+        return split_budget(self.at_once, num_seqs) + num_seqs
 
     def make(self, seq_lens: torch.Tensor, num_seqs: int, shape: KernelShape) -> None:
         """Plan for the first ``num_seqs`` of ``seq_lens`` (int32)."""
         assert num_seqs <= self.max_num_seqs
         splits_kernel[(1,)](
-            seq_lens, num_seqs, self.num_pieces(num_seqs), self.work, self.starts,
-            **splits_launch(shape, self.max_num_seqs, self.budget).keywords(),
+            seq_lens, num_seqs, split_budget(self.at_once, num_seqs), self.work, self.starts,
+            **splits_launch(shape, self.max_num_seqs, self.at_once).keywords(),
         )  # fmt: skip

@@ -19,8 +19,8 @@ from engine.attention.triton.configs import (
     extend_tile,
     invariant_tile,
     merge_launch,
+    programs_at_once,
     rotate_store_launch,
-    split_budget,
     splits_launch,
 )
 from engine.kernels.launch import CAPABILITIES, Arithmetic, KernelVariant
@@ -110,9 +110,9 @@ def _merging(dtype: str, name: str, shape: KernelShape) -> Iterator[KernelVarian
 
 def _splits(name: str, shape: KernelShape) -> KernelVariant:
     arguments = {
-        "seq_lens": "*i32", "num_seqs": "i32", "num_pieces": "i32", "work": "*i32", "starts": "*i32",
+        "seq_lens": "*i32", "num_seqs": "i32", "budget": "i32", "work": "*i32", "starts": "*i32",
     }  # fmt: skip
-    launch = splits_launch(shape, _MAX_NUM_SEQS, split_budget(shape, _MULTIPROCESSORS))
+    launch = splits_launch(shape, _MAX_NUM_SEQS, programs_at_once(shape, _MULTIPROCESSORS))
     return KernelVariant(f"splits-{name}", f"{_PACKAGE}.splits:splits_kernel", arguments, launch)
 
 
