@@ -109,7 +109,7 @@ COMPILED = {
         "extend-bf16-d128-g4-many",
     ),
     "registers are too many": (
-        Mutation("configs.py", (("tokens, 4, 3, 3)", "tokens, 2, 3, 3)"),)),
+        Mutation("configs.py", (("tokens, 4, 3, 3 if", "tokens, 2, 3, 3 if"),)),
         "decode-bf16-d128-g4",
     ),
     "no \\bmma\\.sync": (Mutation("tiles.py", (SCORES, SUMS)), "decode-bf16-d128-g4"),

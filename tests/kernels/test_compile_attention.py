@@ -23,6 +23,7 @@ HOPPER = (
 OTHERS = (
     ("decode-bf16-d128-g4", 80), ("extend-bf16-d128-g4-some-ampere", 80), ("extend-bf16-d128-g4-many", 100),
 )  # fmt: skip
+pytestmark = pytest.mark.timeout(3600 if os.environ.get("TIDEGATE_SLOW") else 180)  # the first compiles all
 if os.environ.get("TIDEGATE_SLOW"):
     WANTED = [(name, capability) for name in VARIANTS for capability in VARIANTS[name].capabilities]
 else:

@@ -100,7 +100,7 @@ def _smallest_tile(shape: KernelShape) -> Tile:
     """The fewest rows that there are, and enough programs side by side to keep loads in flight."""
     rows, tokens = _least_rows(shape), _tokens(shape)
     if shape.element_bytes <= 2:
-        return Tile(rows, tokens, 4, 3, 3)
+        return Tile(rows, tokens, 4, 3, 3 if rows == _MIN_DOT_ROWS else 1)
     return Tile(rows, tokens, 4, 3, 2) if shape.padded_dim <= 128 else Tile(rows, tokens, 8, 3, 1)
 
 
