@@ -105,11 +105,11 @@ SCORES = ("tl.dot(query, tl.trans(keys)", "tl.dot(query.to(tl.float32), tl.trans
 SUMS = ("tl.dot(weights.to(values.dtype), values", "tl.dot(weights, values.to(tl.float32)")
 COMPILED = {
     "spills: ": (
-        Mutation("configs.py", (("Tile(max(128, least), tokens, 8, 3, 1)", "Tile(128, 128, 4, 3, 1)"),)),
+        Mutation("configs.py", (("_large_tile(max(128, least), tokens)", "Tile(128, 128, 4, 3, 1)"),)),
         "extend-bf16-d128-g4-many",
     ),
     "registers are too many": (
-        Mutation("configs.py", (("tokens, 4, 3, 3 if", "tokens, 2, 3, 3 if"),)),
+        Mutation("configs.py", (("tokens, 4, 3, 3)", "tokens, 2, 3, 3)"),)),
         "decode-bf16-d128-g4",
     ),
     "no \\bmma\\.sync": (Mutation("tiles.py", (SCORES, SUMS)), "decode-bf16-d128-g4"),

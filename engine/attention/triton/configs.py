@@ -96,11 +96,16 @@ def _tokens(shape: KernelShape) -> int:
     return 64 if shape.padded_dim <= 128 else 32
 
 
+def _large_tile(rows: int, tokens: int) -> Tile:
+    """A warpgroup for each 64 rows, which is where it keeps their sums."""
+    return Tile(rows, tokens, 4, 3, 2) if rows <= _ROWS_OF_WARPGROUP else Tile(rows, tokens, 8, 3, 1)
+
+
 def _smallest_tile(shape: KernelShape) -> Tile:
     """The fewest rows that there are, and enough programs side by side to keep loads in flight."""
     rows, tokens = _least_rows(shape), _tokens(shape)
     if shape.element_bytes <= 2:
-        return Tile(rows, tokens, 4, 3, 3 if rows == _MIN_DOT_ROWS else 1)
+        return Tile(rows, tokens, 4, 3, 3) if rows == _MIN_DOT_ROWS else _large_tile(rows, tokens)
     return Tile(rows, tokens, 4, 3, 2) if shape.padded_dim <= 128 else Tile(rows, tokens, 8, 3, 1)
 
 
@@ -175,8 +180,8 @@ def extend_tile(shape: KernelShape, mean_rows: int) -> Tile:
     if shape.padded_dim > 128:
         return Tile(max(64, least), tokens, 8, 3, 1)
     if rows < _ROWS_OF_PREFILL or not shape.has_warpgroups:
-        return Tile(max(64, least), tokens, 4, 3, 2)
-    return Tile(max(128, least), tokens, 8, 3, 1)
+        return _large_tile(max(64, least), tokens)
+    return _large_tile(max(128, least), tokens)
 
 
 def invariant_tile(shape: KernelShape) -> Tile:

@@ -126,6 +126,8 @@ def _models() -> Iterator[tuple[str, int, int, int]]:
     yield "bf16", 64, 4, 4096
     yield "bf16", 128, 4, 4096
     yield "bf16", 256, 2, 4096
+    yield "bf16", 64, 3, 0  # groups that do not fill a tile
+    yield "bf16", 128, 7, 0
 
 
 def variants() -> list[KernelVariant]:
@@ -137,7 +139,14 @@ def variants() -> list[KernelVariant]:
         for variant in _of_shape(dtype, name, shape):
             assert variant.name not in found
             found[variant.name] = variant
-    return list(found.values())
+    return [*found.values(), *_with_logs(found)]
+
+
+def _with_logs(found: Mapping[str, KernelVariant]) -> Iterator[KernelVariant]:
+    """Kernels that tell the log of all weights besides, as who merges needs it."""
+    for name, variant in found.items():
+        if "bf16-d128-g4" in name and variant.arguments.get("lse", "") is None:
+            yield replace(variant, name=f"{name}-lse", arguments={**variant.arguments, "lse": "*fp32"})
 
 
 def _of_shape(dtype: str, name: str, shape: KernelShape) -> Iterator[KernelVariant]:
