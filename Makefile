@@ -13,7 +13,7 @@ RUNTIME := $(VENV)/.runtime-installed
 TEST    := $(VENV)/.test-installed
 LLAMA   := $(VENV)/.llama-installed
 
-.PHONY: help install serve chat doctor test test-slow llama-server lint bench-tiers bench-isolation bench-sessions screenshots format clean
+.PHONY: help install serve chat doctor test test-slow llama-server lint bench-tiers bench-isolation bench-sessions gpu-check screenshots format clean
 
 help:
 	@echo "make serve [MODEL=path] [ARGS='--port 9000']   serve a model (the built-in one by default)"
@@ -25,6 +25,7 @@ help:
 	@echo "make bench-tiers                               measure the KV tiers (about 10 minutes, idle machine)"
 	@echo "make bench-isolation                           measure what one client does to others (2 minutes, idle machine)"
 	@echo "make bench-sessions                            measure sessions that come back (30 minutes, idle machine)"
+	@echo "make gpu-check                                 test and measure on a CUDA GPU (8 minutes; docs/gpu.md)"
 	@echo "make screenshots                               take the pictures of the chat page and of load tests anew (needs Chromium)"
 	@echo "make format                                    format the code"
 
@@ -91,6 +92,9 @@ bench-isolation: $(TEST)
 
 bench-sessions: $(TEST)
 	$(BIN)/python -m benchmarks.sessions --json docs/benchmarks/sessions.json
+
+gpu-check: $(TEST)
+	$(BIN)/python -m benchmarks.gpu_check --json docs/benchmarks/gpu_check.json $(ARGS)
 
 bench-tiers: $(TEST)
 	$(BIN)/python -m benchmarks.restore --json docs/benchmarks/restore.json

@@ -1,0 +1,1 @@
+"""What the GPU engine reaches, beside what the card can do: ``python -m benchmarks.gpu_check``."""

@@ -1,0 +1,255 @@
+"""How the check of a GPU measures: batches as the engine's, times by a device's events, the model that others
+have."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch._C._autograd import DeviceType
+
+from benchmarks.gpu_check import gpu_tests, steps, timing
+from benchmarks.gpu_check.attention_inputs import attention_shape, make_batch, make_pool
+from benchmarks.gpu_check.context import Context
+from benchmarks.gpu_check.engines import Engine, Step
+from benchmarks.gpu_check.figures import Failure, Figure, Line
+from benchmarks.gpu_check.generation import decode_steps
+from benchmarks.gpu_check.models import _Builder, load_engine
+from benchmarks.gpu_check.parts import Settings
+from benchmarks.gpu_check.scales import BLOCK_SIZE
+from benchmarks.gpu_check.steps import covered
+from benchmarks.gpu_check.tested import Phase, by_name
+from benchmarks.gpu_check.timing import Timing, timed, timed_in_graph
+from benchmarks.gpu_check.transformers_models import load_model
+from benchmarks.gpu_check.workload import prompts
+from tests.support.paged_attention import metadata
+
+CUDA: Any = SimpleNamespace(type="cuda")  # to the clock; nothing is allocated on it
+
+
+@pytest.fixture
+def told() -> list[Line]:
+    return []
+
+
+@pytest.fixture
+def context(told: list[Line]) -> Context:
+    return Context(Settings(device="cpu", scale="dry run", measured={"copy": 10.0}), told.append)
+
+
+# ---- a device that is not there ----------------------------------------------------------------------
+
+
+class FakeDevice:
+    """Executes what is enqueued in order, by a clock of its own; graphs hold what was enqueued for them."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._captured: list[float] | None = None
+
+    def run(self, seconds: float) -> None:
+        if self._captured is None:
+            self.seconds += seconds
+        else:
+            self._captured.append(seconds)
+
+    @contextlib.contextmanager
+    def graph(self, graph: FakeGraph) -> Iterator[None]:
+        graph.device, self._captured = self, []
+        yield
+        graph.work, self._captured = self._captured, None
+
+
+class FakeGraph:
+    device: FakeDevice
+    work: list[float]
+
+    def replay(self) -> None:
+        for seconds in self.work:
+            self.device.run(seconds)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+    made = FakeDevice()
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at = made.seconds
+
+        def elapsed_time(self, later: Event) -> float:
+            return 1000 * (later.at - self.at)
+
+    fake = SimpleNamespace(
+        Event=Event, CUDAGraph=FakeGraph, graph=made.graph, synchronize=lambda device=None: None
+    )
+    monkeypatch.setattr(timing.torch, "cuda", fake)
+    return made
+
+
+@pytest.mark.parametrize("seconds", [2e-5, 3e-3])
+def test_times_are_those_of_one_call(device: FakeDevice, seconds: float) -> None:
+    found = timed(lambda number: device.run(seconds * (1 + number % 2)), CUDA, repeats=9)
+    assert seconds <= found.median_s <= 2 * seconds
+    steady = timed(lambda _: device.run(seconds), CUDA, repeats=9)
+    assert steady.median_s == pytest.approx(seconds) and steady.spread < 1e-6
+
+
+def test_a_graph_goes_once_through_all_inputs(device: FakeDevice) -> None:
+    seen: list[int] = []
+
+    def work(number: int) -> None:
+        seen.append(number)
+        device.run(1e-5 * (1 + number))
+
+    found = timed_in_graph(work, CUDA, repeats=5, num_inputs=4)
+    assert found.median_s == pytest.approx(2.5e-5)
+    assert seen == [0, 1, 2, 3] * 2, "it is called to compile and to be captured, and not when it is timed"
+
+
+def test_the_spread_is_the_middle_half() -> None:
+    assert Timing.of([1.0, 2.0, 3.0, 4.0, 100.0]).median_s == 3.0
+    assert Timing.of([1.0, 2.0, 2.0, 2.0, 2.0, 2.0, 9.0]).spread == 0.0
+    assert Timing.of([2.0, 3.0]).spread == pytest.approx(0.4)
+
+
+# ---- what is told ------------------------------------------------------------------------------------
+
+
+def test_a_measurement_that_fails_is_told_and_the_next_begins(context: Context, told: list[Line]) -> None:
+    with context.case("first"):
+        context.tell("before", 1.0, "s")
+        raise ValueError("no\n  room")
+    with context.case("second"):
+        context.tell("after", 8.0, "GB/s", beside="copy", target=0.8)
+    assert told == [
+        Figure(name="before", value=1.0, unit="s"),
+        Failure(name="first", reason="ValueError: no room"),
+        Figure(name="after", value=8.0, unit="GB/s", beside="copy", limit=10.0, target=0.8),
+    ]
+    assert context.has_failed
+
+
+def test_rates_are_in_their_unit(context: Context, told: list[Line]) -> None:
+    context.tell_rate("copied", 4e9, Timing(2.0, 0.1), "GB/s")
+    context.tell_rate("multiplied", 3e12, Timing(1.5, 0.1), "TFLOP/s")
+    assert [line.value for line in told if isinstance(line, Figure)] == [2.0, 2.0]
+
+
+def test_tests_count_by_their_worst_phase(context: Context, told: list[Line]) -> None:
+    tested = by_name(
+        [
+            Phase("a", "passed"),
+            Phase("b", "passed"),
+            Phase("b", "failed", "AssertionError: no"),
+            Phase("b", "passed"),
+            Phase("c", "skipped"),
+        ]
+    )
+    gpu_tests._tell(context, tested, 1)
+    passed, skipped, failure = told
+    assert isinstance(passed, Figure) and (passed.value, passed.limit) == (1, 2)
+    assert isinstance(skipped, Figure) and skipped.value == 1
+    assert failure == Failure(name="b", reason="AssertionError: no")
+    gpu_tests._tell(context, tested[:1], None)
+    assert told[-1] == Failure(name="all tests", reason="not done in time; 1 ran")
+    gpu_tests._tell(context, tested[:1], 4)
+    assert isinstance(told[-1], Failure) and "exit code 4" in told[-1].reason
+
+
+# ---- batches and steps -------------------------------------------------------------------------------
+
+
+def test_batches_are_described_as_the_engine_does(context: Context) -> None:
+    pool = make_pool(context, 200)
+    assert torch.isfinite(pool).all() and pool.std() > 0.9
+    spans = [(20, 1), (15, 1), (3, 18), (0, 1)]
+    batch = make_batch(context, attention_shape(context.scale.model), pool.shape[0], spans)
+    found = batch.metadata
+    tables = found.block_tables.tolist()
+    needed = [-(-(before + rows) // BLOCK_SIZE) for before, rows in spans]
+    used = [table[:count] for table, count in zip(tables, needed, strict=True)]
+    assert len({block for table in used for block in table}) == sum(map(len, used)), "a block is shared"
+    expected = metadata(spans, tables, BLOCK_SIZE)
+    for name in ("query_start", "context_start", "seq_lens", "slot_mapping"):
+        mine, wanted = getattr(found, name), getattr(expected, name)
+        assert mine.dtype == wanted.dtype and torch.equal(mine, wanted), name
+    assert (found.num_decodes, found.max_query_len, found.max_seq_len) == (2, 18, 21)
+
+
+def test_sequences_share_blocks_only_where_there_are_too_few(context: Context) -> None:
+    batch = make_batch(context, attention_shape(context.scale.model), 5, [(47, 1)] * 4)
+    counts = torch.bincount(batch.metadata.block_tables.flatten(), minlength=5)
+    assert counts.sum() == 12 and counts.max() - counts.min() <= 1
+    assert all(len(set(table)) == 3 for table in batch.metadata.block_tables.tolist())
+
+
+def test_decoding_is_where_all_sequences_get_a_token_but_for_the_first_time() -> None:
+    found = [Step(9.0, 1), Step(9.0, 3), Step(1.0, 3), Step(2.0, 3), Step(3.0, 2)]
+    assert decode_steps(found, 3) == found[2:4]
+    with pytest.raises(RuntimeError, match="no step in which all of 3 sequences decoded"):
+        decode_steps(found[:2], 3)
+
+
+def test_the_device_is_at_work_where_any_of_its_work_is() -> None:
+    assert covered([(0, 2), (1, 3), (5, 6), (5.5, 5.7)]) == 4
+    assert covered([]) == 0
+
+
+def test_the_device_is_at_work_in_what_a_trace_says_it_executed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def event(start: float, end: float, on: DeviceType = DeviceType.CUDA, **rest: bool) -> SimpleNamespace:
+        span = SimpleNamespace(start=start, end=end)
+        return SimpleNamespace(device_type=DeviceType(int(on)), time_range=span, **rest)
+
+    events = [
+        event(0, 400),
+        event(100, 500),
+        event(1000, 1500, is_user_annotation=False),
+        event(2000, 9000, is_user_annotation=True),
+        event(0, 9000, DeviceType.CPU),
+    ]
+    monkeypatch.setattr(
+        steps, "profile", lambda activities: contextlib.nullcontext(SimpleNamespace(events=lambda: events))
+    )
+    monkeypatch.setattr(steps.torch.cuda, "synchronize", lambda: None)
+    engine: Any = SimpleNamespace(step=lambda: None)
+    assert steps._busy_s(engine) == pytest.approx(1e-3 / 10)
+    del events[:4]
+    with pytest.raises(RuntimeError, match="nothing that the device executed"):
+        steps._busy_s(engine)
+
+
+# ---- models ------------------------------------------------------------------------------------------
+
+
+def texts_of(engine: Engine, asked: list[list[int]], output_len: int) -> list[list[int]]:
+    engine.begin(asked, output_len)
+    found: dict[str, list[int]] = {}
+    while engine.has_work:
+        report = engine.core.step()
+        assert report is not None
+        for delta in report.deltas:
+            found.setdefault(delta.request_id, []).extend(delta.token_ids)
+    return [found[name] for name in sorted(found)]
+
+
+def test_what_is_compared_is_the_same_model(context: Context) -> None:
+    """Ours, in both ways of putting it together, and that of transformers."""
+    asked = prompts(2, 9, context.scale.model.vocab_size, seed=1)
+    other = load_model(context)
+    with torch.inference_mode():
+        whole = other.generate(
+            torch.tensor(asked), max_new_tokens=3, min_new_tokens=3, do_sample=False, pad_token_id=0
+        )
+    expected = whole[:, 9:].tolist()
+    assert texts_of(load_engine(context, 2, 16), asked, 3) == expected
+    builder = _Builder(context, 2, 16, 64)
+    as_on_a_gpu = Engine(context, builder.on_gpu(9), 9, 2, 16, 64)
+    assert texts_of(as_on_a_gpu, asked, 3) == expected
