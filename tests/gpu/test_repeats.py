@@ -1,0 +1,104 @@
+"""Races: what is computed a thousand times from the same input must have the same bits each time.
+
+Programs that run side by side on a GPU show a missing barrier or two writers of one place as results that
+move. Each run starts from memory that is poisoned, so that what is never written shows too. Without a GPU
+programs run one after the other and this only shows that the tests themselves work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from engine.attention.base import AttentionShape
+from engine.attention.triton.backend import TritonAttention
+from engine.fused.ops import TritonOps
+from engine.fused.sampling import draw
+from tests.support.devices import HAS_GPU, ON_ANY_DEVICE
+from tests.support.paged_attention import make_batch
+
+REPEATS = 1000 if HAS_GPU else 2
+DTYPE = torch.bfloat16 if HAS_GPU else torch.float32
+# Decodes long enough to be split, then chunks: (context, rows).
+SPANS = (
+    ((1, 1), (300, 1), (4000, 1), (40, 1), (0, 70), (500, 33), (63, 1), (9, 200))
+    if HAS_GPU
+    else ((1, 1), (300, 1), (0, 9), (15, 2))
+)
+HEAD_DIM = 128 if HAS_GPU else 16
+
+
+def assert_always_the_same(compute: Callable[[], torch.Tensor]) -> None:
+    first = compute().clone()
+    assert not first.is_floating_point() or torch.isfinite(first).all()
+    for _ in range(REPEATS):
+        poison(first)
+        assert torch.equal(compute(), first)
+
+
+def poison(like: torch.Tensor) -> None:
+    """Leave garbage where the allocator is about to find room for a result like this one."""
+    bad = torch.nan if like.is_floating_point() else -(2**40)
+    for _ in range(2):
+        torch.full_like(like, bad)
+
+
+@ON_ANY_DEVICE
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_attention(device: str, batch_invariant: bool) -> None:
+    batch = make_batch(SPANS, AttentionShape(8, 2, HEAD_DIM), DTYPE).to(device)
+    backend = TritonAttention(
+        batch.pool,
+        batch.shape,
+        max_num_seqs=len(SPANS),
+        batch_invariant=batch_invariant,
+        num_multiprocessors=132,
+    )
+    metadata = batch.metadata
+
+    def attend() -> torch.Tensor:
+        backend.begin_step(metadata, batch.cos, batch.sin)
+        return backend.forward(1, batch.qkv)
+
+    assert_always_the_same(attend)
+
+
+@ON_ANY_DEVICE
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_parts_of_a_layer(device: str, deterministic: bool) -> None:
+    rows, width = (300, 4096) if HAS_GPU else (3, 64)
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int, dtype: torch.dtype = DTYPE) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(device=device, dtype=dtype)
+
+    ops = TritonOps(DTYPE, deterministic=deterministic)
+    linear, activation = ops.linear(random(width, width) / width**0.5), ops.activation()
+    norm = ops.norm(random(width, dtype=torch.float32), 1e-5)
+    hidden, delta = random(rows, width, dtype=torch.float32), random(rows, width)
+    gate_up = random(rows, 2 * width)
+    assert_always_the_same(lambda: norm(hidden))
+    assert_always_the_same(lambda: norm.after(hidden.clone(), delta))
+    assert_always_the_same(lambda: activation(gate_up))
+    if deterministic:  # else the product is the library's
+        assert_always_the_same(lambda: linear(delta))
+
+
+@ON_ANY_DEVICE
+def test_draws(device: str) -> None:
+    rows, vocab_size = (64, 128_256) if HAS_GPU else (4, 300)
+    generator = torch.Generator().manual_seed(0)
+    logits = (4 * torch.randn((rows, vocab_size), generator=generator)).to(device)
+
+    def column(values: list[float], dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor((values * rows)[:rows], dtype=dtype, device=device)
+
+    temperature = column([0.0, 1.0, 0.7, 1.3], torch.float32)
+    top_k = column([0, 50, 1, 0], torch.int32)
+    top_p = column([1.0, 0.9, 1.0, 0.5], torch.float32)
+    min_p = column([0.0, 0.0, 0.05, 0.0], torch.float32)
+    seeds = torch.arange(rows, dtype=torch.int64, device=device)
+    positions = torch.arange(rows, dtype=torch.int64, device=device) + 100
+    assert_always_the_same(lambda: draw(logits, temperature, top_k, top_p, min_p, seeds, positions))
