@@ -69,10 +69,10 @@ lint: $(TEST)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Two workers run what may run beside other tests; then comes, by itself, what may not. Either's failure counts.
+# Three workers, since tests mostly wait, run what may run beside other tests; then comes, by itself, what may not. Either's failure counts.
 define run-tests
 failed=0; \
-$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m '$(1)not alone' || failed=1; \
+$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m '$(1)not alone' || failed=1; \
 $(BIN)/python -m pytest -m '$(1)alone' || failed=1; \
 exit $$failed
 endef
