@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiering.movers.copy_runs import Ends, Run, plan_runs
+from tiering.movers.copy_runs import Ends, Runs, plan_runs
 from tiering.types import BlockId, TransferId, TransferJob, TransferKind
 
 OUT, IN = TransferKind.SWAP_OUT, TransferKind.SWAP_IN
@@ -21,8 +21,9 @@ def jobs(kind: TransferKind, *pairs: tuple[int, int]) -> list[TransferJob]:
     ]
 
 
-def shapes(runs: list[Run]) -> list[tuple[int, int, int]]:
-    return [(run.device, run.host, len(run.jobs)) for run in runs]
+def shapes(runs: Runs) -> list[tuple[int, int, int]]:
+    """Of each run the device block, the host slot, and how many blocks."""
+    return list(zip(runs.device.tolist(), runs.host.tolist(), runs.counts.tolist(), strict=True))
 
 
 @pytest.mark.parametrize("kind", [OUT, IN])
@@ -56,17 +57,31 @@ def test_runs_are_the_moves_and_no_more_copies_than_needed(
     kind: TransferKind, devices: list[int], hosts: list[int], blocks_per_chunk: int
 ) -> None:
     moves = jobs(kind, *zip(devices, hosts, strict=False))
-    runs = plan_runs(moves, blocks_per_chunk)
-    told = [(run.device + i, run.host + i, job) for run in runs for i, job in enumerate(run.jobs)]
+    planned = plan_runs(moves, blocks_per_chunk)
+    runs = shapes(planned)
+    told = [
+        (device + i, host + i, job)
+        for index, (device, host, count) in enumerate(runs)
+        for i, job in zip(range(count), planned.jobs_of(index), strict=True)
+    ]
     ends = {job.transfer_id: (job.source, job.target) for job in moves}
     assert sorted(job.transfer_id for *_, job in told) == sorted(ends)
     for device, host, job in told:
         assert ends[job.transfer_id] == ((device, host) if kind is OUT else (host, device))
-    for run in runs:
-        assert run.host // blocks_per_chunk == (run.host + len(run.jobs) - 1) // blocks_per_chunk
-    stretches = {(run.device + len(run.jobs), run.host + len(run.jobs)) for run in runs}
-    for run in runs:
-        assert (run.device, run.host) not in stretches or run.host % blocks_per_chunk == 0
+    for _, host, count in runs:
+        assert host // blocks_per_chunk == (host + count - 1) // blocks_per_chunk
+    stretches = {(device + count, host + count) for device, host, count in runs}
+    for device, host, _ in runs:
+        assert (device, host) not in stretches or host % blocks_per_chunk == 0
+
+
+@given(hosts=st.permutations(range(12)), cut=st.integers(0, 12))
+def test_a_part_of_the_runs_keeps_their_jobs(hosts: list[int], cut: int) -> None:
+    planned = plan_runs(jobs(OUT, *enumerate(hosts)), blocks_per_chunk=4)
+    parts = planned.part(slice(cut)), planned.part(slice(cut, None))
+    assert shapes(parts[0]) + shapes(parts[1]) == shapes(planned)
+    kept = [part.jobs_of(i) for part in parts for i in range(len(part))]
+    assert kept == [planned.jobs_of(i) for i in range(len(planned))]
 
 
 def test_addresses_are_those_of_large_pools() -> None:

@@ -267,6 +267,25 @@ def test_the_directions_do_not_wait_for_each_other() -> None:
         assert ids(b.mover.poll()) == [outward[0].transfer_id]
 
 
+def test_directions_take_turns_and_loads_are_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "_BATCH_BYTES", 2 * BLOCK_BYTES)
+    with bench() as b:
+        jobs = b.jobs(OUT, ((i, i) for i in range(8))) + b.jobs(IN, ((i, i) for i in range(16, 20)))
+        b.mover.submit(jobs)
+        assert b.device.batches == [IN, OUT, IN, OUT, OUT, OUT]
+        with b.device.running():
+            assert b.await_ends(jobs) == [DONE] * 12
+
+
+def test_a_direction_that_gives_up_a_batch_keeps_the_other_going(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "_BATCH_BYTES", BLOCK_BYTES)
+    with bench() as b, b.device.running():  # submitting waits for what was begun
+        b.device.failing_records = {0, 4}  # of the first two batches inward, one outward between them
+        jobs = b.jobs(IN, [(0, 0), (2, 2), (4, 4)]) + b.jobs(OUT, [(8, 8), (10, 10)])
+        b.mover.submit(jobs)
+        assert b.await_ends(jobs) == [FAILED, FAILED, DONE, DONE, DONE]
+
+
 class Life:
     """Compute, moves and time in any order, beside what memory must be if all order is kept."""
 
@@ -569,6 +588,33 @@ def test_what_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch, caplog: pyte
         b.mover.close()
         assert "left behind" in caplog.text
         b.device.finish()
+
+
+@pytest.mark.parametrize("verified", [False, True])
+def test_events_are_used_again_once_nobody_asks_them(verified: bool) -> None:
+    with bench(verified=verified) as b:
+        for _ in range(50):
+            b.mover.submit(b.jobs(OUT, [(0, 0)]) + b.jobs(IN, [(1, 1)]))
+            b.settle()
+            assert len(b.mover.poll()) == 2
+        assert b.device.num_events == 4
+
+
+def test_events_are_kept_while_their_thread_may_ask_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, wait = threading.Event(), FakeEvent.wait
+
+    def come_late(event: FakeEvent) -> None:
+        gate.wait(PATIENCE_S)
+        wait(event)
+
+    monkeypatch.setattr(FakeEvent, "wait", come_late)
+    with bench() as b:
+        for _ in range(10):
+            b.mover.submit(b.jobs(OUT, [(0, 0)]))
+            b.device.finish()
+            assert len(b.mover.poll()) == 1
+        assert b.device.num_events == 20
+        gate.set()
 
 
 def test_times_are_the_devices_and_shared_by_a_batch() -> None:

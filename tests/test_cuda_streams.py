@@ -242,6 +242,15 @@ def test_nothing_is_moved_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPa
     assert machine.log == []
 
 
+def test_an_event_that_was_given_back_is_recorded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = CudaCopyStream(DEVICE, IN, Machine(monkeypatch, 13000).driver, None)
+    first, second = stream.record(), stream.record()
+    assert first.event is not second.event
+    stream.reuse(first)
+    assert stream.record().event is first.event
+    assert stream.record().event not in (first.event, second.event)
+
+
 def test_pinning_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, 13000)
     pinning = CudaPinning()

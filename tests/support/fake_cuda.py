@@ -58,7 +58,7 @@ class FakeDevice:
 
     ``refuses_batches``, ``lies`` (what is copied instead, by direction and whether in a batch),
     ``failing_copies`` (which single copies fail, by number), ``failing_records`` and ``is_lost`` are the
-    faults. ``calls`` counts what streams were asked.
+    faults. ``calls`` counts what streams were asked; ``batches`` has the directions of batches, in order.
     """
 
     def __init__(self, blocks: npt.NDArray[np.uint8], seed: int = 0) -> None:
@@ -69,7 +69,9 @@ class FakeDevice:
         self.failing_records: set[int] = set()
         self.is_lost = False
         self.calls = dict.fromkeys(("batch", "copy", "record"), 0)
+        self.batches: list[TransferKind | None] = []
         self.pinning = FakePinning()
+        self.num_events = 0  # that streams of copies made
         self.ticks = 0
         self.changed = threading.Condition()
         self.random = random.Random(seed)
@@ -135,12 +137,20 @@ class FakeDevice:
 
 
 class FakeEvent:
-    """``over`` once the stream has come to it; ``tick`` is when."""
+    """``over`` once the stream has come to it; ``tick`` is when. ``is_idle``: given back, and nobody's."""
 
     def __init__(self, device: FakeDevice) -> None:
         self.over = False
         self.tick = 0
+        self.is_idle = False
+        self._num_waiting = 0
         self._device = device
+
+    def give_back(self) -> None:
+        with self._device.changed:
+            assert not self.is_idle and not self._num_waiting, "an event is given back while it is in use"
+            assert self.over or self._device.is_lost
+            self.is_idle = True
 
     def is_over(self) -> bool:
         self._check()
@@ -148,7 +158,9 @@ class FakeEvent:
 
     def wait(self) -> None:
         with self._device.changed:
+            self._num_waiting += 1
             self._device.changed.wait_for(lambda: self.over or self._device.is_lost)
+            self._num_waiting -= 1
         self._check()
 
     def seconds_since(self, earlier: Any) -> float:
@@ -157,6 +169,7 @@ class FakeEvent:
         return (self.tick - earlier.tick) / 1e6
 
     def _check(self) -> None:
+        assert not self.is_idle, "an event is asked that was given back"
         if self._device.is_lost and not self.over:
             raise DeviceLostError("illegal address")
 
@@ -169,6 +182,7 @@ class FakeStream:
         self._kind = kind
         self._host = host
         self._queue = device.add_queue()
+        self._idle: list[FakeEvent] = []
 
     def enqueue(self, operation: Operation, after: FakeEvent | None = None) -> None:
         self._check()
@@ -182,13 +196,22 @@ class FakeStream:
     def record(self) -> FakeEvent:
         if self._kind is not None:
             self._count("record", self._device.failing_records)
-        event = FakeEvent(self._device)
+        event = self._idle.pop() if self._idle else self._new_event()
+        event.over = event.is_idle = False
 
         def pass_by() -> None:
             event.over, event.tick = True, self._device.ticks
 
         self.enqueue(pass_by)
         return event
+
+    def reuse(self, event: FakeEvent) -> None:
+        event.give_back()
+        self._idle.append(event)
+
+    def _new_event(self) -> FakeEvent:
+        self._device.num_events += self._kind is not None
+        return FakeEvent(self._device)
 
     def copy(self, device: int, host: int, num_bytes: int) -> None:
         self._count("copy", self._device.failing_copies)
@@ -197,6 +220,7 @@ class FakeStream:
 
     def copy_batch(self, copies: CopyList) -> None:
         self._count("batch", set())
+        self._device.batches.append(self._kind)
         assert 0 < len(copies.sizes) <= 256
         for host, size in zip(copies.host.tolist(), copies.sizes.tolist(), strict=True):
             if not self._device.pinning.holds(host, size):

@@ -1,12 +1,13 @@
 """Which copies carry out a batch of moves between device and host: pure, no driver.
 
 Blocks that are neighbours on both sides go in one copy. None goes over the end of a chunk of host memory,
-since chunks are registered with the driver one by one, and a copy must not touch two registrations.
+since chunks are registered with the driver one by one, and a copy must not touch two registrations. The step
+thread plans while others wait for it, so what is done for each block is done on arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,15 +16,36 @@ import numpy.typing as npt
 from tiering.types import TransferJob, TransferKind
 
 Addresses = npt.NDArray[np.uint64]
+Indexes = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One copy: job ``i`` is between device block ``device + i`` and host slot ``host + i``."""
+class Runs:
+    """Copies in the order of host slots, int64 ``[num_runs]`` each.
 
-    device: int
-    host: int
-    jobs: tuple[TransferJob, ...]
+    Run ``i`` is of ``counts[i]`` blocks, from device block ``device[i]`` and host slot ``host[i]`` on.
+    ``ordered`` has the jobs of all runs, by index in ``jobs``; those of run ``i`` begin at ``firsts[i]``.
+    """
+
+    device: Indexes
+    host: Indexes
+    counts: Indexes
+    firsts: Indexes
+    ordered: Indexes
+    jobs: Sequence[TransferJob]
+
+    def __len__(self) -> int:
+        return len(self.host)
+
+    def part(self, which: slice) -> Runs:
+        """Some of them."""
+        columns = (self.device[which], self.host[which], self.counts[which], self.firsts[which])
+        return Runs(*columns, self.ordered, self.jobs)
+
+    def jobs_of(self, index: int) -> list[TransferJob]:
+        """What a run carries out: its ``i``-th job is between blocks ``device + i`` and ``host + i``."""
+        first = int(self.firsts[index])
+        return [self.jobs[i] for i in self.ordered[first : first + int(self.counts[index])]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,48 +65,26 @@ class Ends:
     host: int
     block_bytes: int
 
-    def copy_list(self, runs: Sequence[Run]) -> CopyList:
+    def copy_list(self, runs: Runs) -> CopyList:
         """The copies of ``runs``, in their order."""
-
-        def column(values: Callable[[Run], int]) -> Addresses:
-            return np.fromiter(map(values, runs), dtype=np.uint64, count=len(runs))
-
-        return CopyList(
-            device=column(lambda run: self.device + run.device * self.block_bytes),
-            host=column(lambda run: self.host + run.host * self.block_bytes),
-            sizes=column(lambda run: len(run.jobs) * self.block_bytes),
-        )
+        columns = (self.device, runs.device), (self.host, runs.host), (0, runs.counts)
+        return CopyList(*((base + index * self.block_bytes).astype(np.uint64) for base, index in columns))
 
 
-def plan_runs(jobs: Sequence[TransferJob], blocks_per_chunk: int) -> list[Run]:
+def plan_runs(jobs: Sequence[TransferJob], blocks_per_chunk: int) -> Runs:
     """As few copies as do these moves between device and host, which are all of one direction.
 
-    They come in the order of host slots: the moves of a batch end together, so theirs does not matter.
+    The moves of a batch end together, so their order does not matter.
     """
-    runs: list[Run] = []
-    pending: list[TransferJob] = []
-    for job in sorted(jobs, key=_host_end):
-        if pending and not _continues(pending[-1], job, blocks_per_chunk):
-            runs.append(_run(pending))
-            pending = []
-        pending.append(job)
-    if pending:
-        runs.append(_run(pending))
-    return runs
-
-
-def _continues(last: TransferJob, job: TransferJob, blocks_per_chunk: int) -> bool:
-    are_neighbours = job.source == last.source + 1 and job.target == last.target + 1
-    return are_neighbours and _host_end(job) % blocks_per_chunk != 0
-
-
-def _run(jobs: Sequence[TransferJob]) -> Run:
-    return Run(device=_device_end(jobs[0]), host=_host_end(jobs[0]), jobs=tuple(jobs))
-
-
-def _host_end(job: TransferJob) -> int:
-    return job.target if job.kind is TransferKind.SWAP_OUT else job.source
-
-
-def _device_end(job: TransferJob) -> int:
-    return job.source if job.kind is TransferKind.SWAP_OUT else job.target
+    sources = np.array([job.source for job in jobs], dtype=np.int64)
+    targets = np.array([job.target for job in jobs], dtype=np.int64)
+    is_outward = len(jobs) > 0 and jobs[0].kind is TransferKind.SWAP_OUT
+    device, host = (sources, targets) if is_outward else (targets, sources)
+    ordered = host.argsort()
+    device, host = device[ordered], host[ordered]
+    is_bound = np.ones(len(jobs) + 1, dtype=np.bool_)
+    are_neighbours = (device[1:] - device[:-1] == 1) & (host[1:] - host[:-1] == 1)
+    is_bound[1:-1] = ~are_neighbours | (host[1:] % blocks_per_chunk == 0)
+    bounds = is_bound.nonzero()[0]
+    firsts = bounds[:-1]
+    return Runs(device[firsts], host[firsts], bounds[1:] - firsts, firsts, ordered, jobs)

@@ -45,6 +45,10 @@ class CopyStream(Protocol):
         """An event behind all that is enqueued."""
         ...
 
+    def reuse(self, event: Any) -> None:
+        """Take back an event of this stream that is over and that no thread will ask any more."""
+        ...
+
     def copy(self, device: int, host: int, num_bytes: int) -> None:
         """Enqueue one copy between these addresses. From or to memory that is not pinned it may block."""
         ...

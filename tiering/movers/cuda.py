@@ -16,19 +16,21 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, zip_longest
 
 from tiering.memory.host_pool import HostPool
 from tiering.movers.checksums import HostChecksums, checksum
 from tiering.movers.copy_path import CopyPath
-from tiering.movers.copy_runs import CopyList, Ends, Run, plan_runs
+from tiering.movers.copy_runs import CopyList, Ends, Runs, plan_runs
 from tiering.movers.copy_stream import CopyError, CopyEvent, CopyStream, DeviceLostError
 from tiering.movers.cuda_driver import MAX_BATCH_COPIES
 from tiering.types import TransferId, TransferJob, TransferKind, TransferOutcome, TransferResult
 
 logger = logging.getLogger(__name__)
 
-_BATCH_BYTES = 32 * 2**20  # that end together: half a millisecond of a fast link
+_KINDS = (TransferKind.SWAP_IN, TransferKind.SWAP_OUT)  # loads first: somebody waits for them
+_BATCH_BYTES = 128 * 2**20  # that end together; 2 ms of a link of 64 GB/s, and they are told of once a step
 _MAX_UNDER_WAY = 1024  # blocks of a direction on its stream; others wait here, where they can be cancelled
 _MAX_REFUSALS = 3  # of batches whose copies went well one by one
 _WAKE_S = 0.002
@@ -59,20 +61,26 @@ class CudaMover:
         self.description = description
         self._changed = threading.Condition()
         self._directions = {
-            kind: _Direction(kind, stream, ends, memory, checksums, path.is_batched, self._changed, on_done)
-            for kind, stream in path.streams.items()
+            kind: _Direction(
+                kind, path.streams[kind], ends, memory, checksums, path.is_batched, self._changed, on_done
+            )
+            for kind in _KINDS
         }
 
     def submit(self, jobs: Sequence[TransferJob]) -> None:
         now = time.perf_counter()
         for kind, direction in self._directions.items():
-            direction.submit([job for job in jobs if job.kind is kind], now)
+            direction.add([job for job in jobs if job.kind is kind], now)
+        self._begin()
 
     def cancel(self, transfer_id: TransferId) -> bool:
         return any(direction.cancel(transfer_id) for direction in self._directions.values())
 
     def poll(self) -> list[TransferResult]:
-        return [result for direction in self._directions.values() for result in direction.poll()]
+        directions = self._directions.values()
+        ended = [result for direction in directions for result in direction.take_ended()]
+        self._begin()
+        return [result for direction in directions for result in direction.take_failed()] + ended
 
     def wait(self, timeout_s: float) -> None:
         directions = self._directions.values()
@@ -86,6 +94,11 @@ class CudaMover:
         """Drop what has not begun, and let the rest end; what hangs is left behind."""
         for direction in self._directions.values():
             direction.close()
+
+    def _begin(self) -> None:
+        """Enqueue what may go. Directions take turns, a batch each, so that neither link stands meanwhile."""
+        for _ in zip_longest(*(direction.begin() for direction in self._directions.values())):
+            pass
 
 
 class _Batch:
@@ -117,11 +130,9 @@ class _Batch:
         seen_at = time.perf_counter() if self.seen_at is None else self.seen_at
         queue_s = max(0.0, seen_at - self.submitted_at - copy_s - self.verify_s)
         each_s, verify_s = (copy_s + self.verify_s) / len(self.jobs), self.verify_s / len(self.jobs)
-        done = TransferOutcome.DONE
+        done, outcomes = TransferOutcome.DONE, self.outcomes
         return [
-            TransferResult(
-                job.transfer_id, self.outcomes.get(job.transfer_id, done), each_s, queue_s, verify_s
-            )
+            TransferResult(job.transfer_id, outcomes.get(job.transfer_id, done), each_s, queue_s, verify_s)
             for job in self.jobs
         ]
 
@@ -155,6 +166,7 @@ class _Direction:
         self._waiting: dict[TransferId, tuple[TransferJob, float]] = {}
         self._under_way: deque[_Batch] = deque()
         self._num_under_way = 0
+        self._told: deque[_Batch] = deque()  # whose events the thread may still ask
         self._failed: list[TransferResult] = []
         self._num_refusals = 0
         self._num_failures = 0
@@ -171,22 +183,28 @@ class _Direction:
     def has_results(self) -> bool:
         return bool(self._failed) or (bool(self._under_way) and self._under_way[0].seen_at is not None)
 
-    def submit(self, jobs: Sequence[TransferJob], now: float) -> None:
+    def add(self, jobs: Sequence[TransferJob], now: float) -> None:
         self._waiting |= {job.transfer_id: (job, now) for job in jobs}
-        self._begin()
 
     def cancel(self, transfer_id: TransferId) -> bool:
         return self._waiting.pop(transfer_id, None) is not None
 
-    def poll(self) -> list[TransferResult]:
+    def take_ended(self) -> list[TransferResult]:
         ended: list[TransferResult] = []
         while self._under_way and self._has_ended(self._under_way[0]):
             batch = self._under_way.popleft()
             self._num_under_way -= len(batch.jobs)
             ended += batch.results()
-        self._begin()
+            self._told.append(batch)
+        while self._told and self._told[0].seen_at is not None:
+            batch = self._told.popleft()
+            self._stream.reuse(batch.started)
+            self._stream.reuse(batch.ended)
+        return ended
+
+    def take_failed(self) -> list[TransferResult]:
         failed, self._failed = self._failed, []
-        return failed + ended
+        return failed
 
     def close(self) -> None:
         self._waiting.clear()
@@ -197,8 +215,8 @@ class _Direction:
 
     # ---- beginning -----------------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        """Enqueue what may go, a batch at a time, behind the compute that is enqueued by now."""
+    def begin(self) -> Iterator[None]:
+        """Enqueue what may go, a batch each time that it is asked, behind the compute of before the first."""
         is_behind_compute = False
         while self._waiting and self._num_under_way < _MAX_UNDER_WAY:
             batch = self._next_batch()
@@ -209,26 +227,28 @@ class _Direction:
                 self._enqueue(batch)
             except CopyError as error:
                 self._give_up(batch, error)
-                continue
-            self._under_way.append(batch)
-            self._num_under_way += len(batch.jobs)
-            self._watched.put(batch)
+            else:
+                self._under_way.append(batch)
+                self._num_under_way += len(batch.jobs)
+                self._watched.put(batch)
+            yield
 
     def _next_batch(self) -> _Batch:
-        ids = [i for i, _ in zip(self._waiting, range(self._jobs_per_batch), strict=False)]
-        entries = [self._waiting.pop(i) for i in ids]
+        entries = [self._waiting.pop(i) for i in list(islice(self._waiting, self._jobs_per_batch))]
         return _Batch([job for job, _ in entries], entries[0][1])
 
     def _enqueue(self, batch: _Batch) -> None:
         batch.started = self._stream.record()
-        runs, num_pinned = plan_runs(batch.jobs, self._memory.blocks_per_chunk), self._memory.num_pinned
-        pinned = [run for run in runs if run.host < num_pinned]
-        if self._is_batched and pinned and self._try_batch(batch, pinned):
-            runs = [run for run in runs if run.host >= num_pinned]
-        self._copy_singly(batch, runs)
+        runs = plan_runs(batch.jobs, self._memory.blocks_per_chunk)
+        if self._is_batched:
+            num_pinned = int(runs.host.searchsorted(self._memory.num_pinned))  # runs cross no end of a chunk
+            if num_pinned and self._try_batch(batch, runs.part(slice(num_pinned))):
+                runs = runs.part(slice(num_pinned, None))
+        if len(runs):
+            self._copy_singly(batch, runs)
         batch.ended = self._stream.record()
 
-    def _try_batch(self, batch: _Batch, runs: list[Run]) -> bool:
+    def _try_batch(self, batch: _Batch, runs: Runs) -> bool:
         """False if the driver refuses. What it began all the same may be copied again: it is in order."""
         batch.kept = self._ends.copy_list(runs)
         try:
@@ -244,18 +264,19 @@ class _Direction:
             return False
         return True
 
-    def _copy_singly(self, batch: _Batch, runs: list[Run]) -> None:
+    def _copy_singly(self, batch: _Batch, runs: Runs) -> None:
         """One call a run; those whose call fails fail, at the end of the batch."""
         copies = self._ends.copy_list(runs)
         columns = (copies.device.tolist(), copies.host.tolist(), copies.sizes.tolist())
-        for run, device, host, size in zip(runs, *columns, strict=True):
+        for index, (device, host, size) in enumerate(zip(*columns, strict=True)):
             try:
                 self._stream.copy(device, host, size)
             except DeviceLostError:
                 raise
             except CopyError as error:
-                self._note_failure("a copy (%s) of %d blocks failed: %s", self._kind, len(run.jobs), error)
-                batch.fail(run.jobs)
+                jobs = runs.jobs_of(index)
+                self._note_failure("a copy (%s) of %d blocks failed: %s", self._kind, len(jobs), error)
+                batch.fail(jobs)
 
     def _give_up(self, batch: _Batch, error: CopyError) -> None:
         """Fail a batch that has no event to end by, once nothing of it can be under way any more."""

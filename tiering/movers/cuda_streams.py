@@ -66,6 +66,7 @@ class CudaCopyStream:
         self._batch = batch
         self._stream = torch.cuda.Stream(device)
         self._handle = self._stream.cuda_stream
+        self._idle: list[torch.cuda.Event] = []
 
     def wait_for_compute(self) -> None:
         compute = torch.cuda.current_stream(self._device)
@@ -76,9 +77,13 @@ class CudaCopyStream:
 
     def record(self) -> CudaCopyEvent:
         with _as_copy_errors():
-            event = torch.cuda.Event(enable_timing=True, blocking=True)
+            idle = self._idle
+            event = idle.pop() if idle else torch.cuda.Event(enable_timing=True, blocking=True)
             event.record(self._stream)
             return CudaCopyEvent(event)
+
+    def reuse(self, event: CudaCopyEvent) -> None:
+        self._idle.append(event.event)
 
     def copy(self, device: int, host: int, num_bytes: int) -> None:
         if self._is_outward:
@@ -102,19 +107,19 @@ class CudaCopyEvent:
     """A torch event; who waits for it sleeps."""
 
     def __init__(self, event: torch.cuda.Event) -> None:
-        self._event = event
+        self.event = event
 
     def is_over(self) -> bool:
         with _as_copy_errors():
-            return bool(self._event.query())
+            return bool(self.event.query())
 
     def wait(self) -> None:
         with _as_copy_errors():
-            self._event.synchronize()
+            self.event.synchronize()
 
     def seconds_since(self, earlier: CudaCopyEvent) -> float:
         with _as_copy_errors():
-            return float(earlier._event.elapsed_time(self._event)) / 1000
+            return float(earlier.event.elapsed_time(self.event)) / 1000
 
 
 class CudaPinning:
