@@ -242,6 +242,16 @@ def test_nothing_is_moved_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPa
     assert machine.log == []
 
 
+def test_blocks_are_moved_beside_the_stream_of_the_beginning_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, 13000)
+    stream = CudaCopyStream(DEVICE, IN, machine.driver, None)
+    stream.wait_for_compute()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: FakeTorchStream(machine.log, 7))
+    with pytest.raises(AssertionError, match="another stream than steps are computed on"):
+        stream.wait_for_compute()
+    assert len(machine.log) == 1
+
+
 def test_an_event_that_was_given_back_is_recorded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = CudaCopyStream(DEVICE, IN, Machine(monkeypatch, 13000).driver, None)
     first, second = stream.record(), stream.record()

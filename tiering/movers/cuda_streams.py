@@ -55,7 +55,7 @@ def cuda_paths(device: torch.device) -> list[CopyPath]:
 
 
 class CudaCopyStream:
-    """A stream of its own for one direction."""
+    """A stream of its own for one direction. Compute is on the stream that is current when this is made."""
 
     def __init__(
         self, device: torch.device, kind: TransferKind, driver: CudaDriver, batch: BatchCopy | None
@@ -66,14 +66,16 @@ class CudaCopyStream:
         self._batch = batch
         self._stream = torch.cuda.Stream(device)
         self._handle = self._stream.cuda_stream
+        self._compute = torch.cuda.current_stream(device)
         self._idle: list[torch.cuda.Event] = []
 
     def wait_for_compute(self) -> None:
-        compute = torch.cuda.current_stream(self._device)
+        current = torch.cuda.current_stream(self._device)
+        assert current == self._compute, "blocks are moved from another stream than steps are computed on"
         # A copy cannot be captured, and a stream that waits for one under capture would be drawn into it.
         assert not torch.cuda.is_current_stream_capturing(), "blocks are moved while a graph is captured"
         with _as_copy_errors():
-            self._stream.wait_stream(compute)
+            self._stream.wait_stream(self._compute)
 
     def record(self) -> CudaCopyEvent:
         with _as_copy_errors():
