@@ -777,6 +777,23 @@ def test_memory_that_the_driver_does_not_let_go_of_is_said_once(caplog: pytest.L
     assert "7 chunks of host memory cannot be unpinned (the driver does not let go)" in caplog.text
 
 
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize(("wanted", "num_chunks"), [(0, 1), (32, 1), (33, 2), (97, 4), (10**6, 4)])
+def test_as_many_slots_as_are_wanted_can_be_waited_for(wanted: int, num_chunks: int) -> None:
+    pinning, ready = SteppedPinning(), threading.Semaphore(0)
+    pool = HostPool(100, 2048, ready.release, pinning)
+    waiting = threading.Thread(target=pool.wait_some, args=(wanted,))
+    waiting.start()
+    for _ in range(num_chunks):
+        assert waiting.is_alive()
+        pinning.let()
+        assert ready.acquire(timeout=PATIENCE_S)
+    waiting.join(PATIENCE_S)
+    assert not waiting.is_alive()
+    pinning.let(10)
+    pool.close()
+
+
 def test_a_pool_without_a_gpu_is_not_pinned() -> None:
     pool = HostPool(3, 100, no_op)
     pool.wait_ready()

@@ -1,9 +1,9 @@
 """Memory of the host tier: RAM that is taken chunk by chunk in the background, and pinned if there is a GPU.
 
 Runs on: the thread ``host-kv`` touches and pins chunks; the step thread asks how far it is. A pinned
-allocator would round the pool up to a power of two and hold up the start (16 GB take 8 s), so the region is
-mapped here, and each chunk is registered with the driver as it is ready. Registering holds a lock that
-other calls of the driver wait for, about 0.1 s a GB: hence small chunks.
+allocator would round the pool up to a power of two and hold up the start, so the region is mapped here, and
+each chunk is registered with the driver as it is ready. Other calls of the driver, a step's launches among
+them, may wait while it registers one, the longer the larger that is: hence small chunks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy.typing as npt
 logger = logging.getLogger(__name__)
 
 _PAGE = 4096
-_CHUNK_BYTES = 64 * 2**20
+_CHUNK_BYTES = 16 * 2**20  # also the longest copy
 
 
 class Pinning(Protocol):
@@ -67,7 +67,7 @@ class HostPool:
         self._num_ready = 0
         self._num_taken = 0
         self._closing = False
-        self._has_some = threading.Event()
+        self._grown = threading.Condition()
         self._thread = threading.Thread(target=self._fill, name="host-kv", daemon=True)
         self._thread.start()
 
@@ -87,9 +87,11 @@ class HostPool:
         self._num_taken += fresh
         return fresh
 
-    def wait_some(self) -> None:
-        """Wait until the first chunk is there."""
-        self._has_some.wait()
+    def wait_some(self, num_slots: int = 1) -> None:
+        """Wait until the first chunk is there, and so many slots of the pool, or all that it has."""
+        wanted = min(max(1, num_slots), self.num_blocks)
+        with self._grown:
+            self._grown.wait_for(lambda: self._num_ready >= wanted)
 
     def wait_ready(self) -> None:
         """Wait until the whole pool is there."""
@@ -114,8 +116,9 @@ class HostPool:
             end = min(first + step, self.num_blocks)
             if self._try_pin(chunk):
                 self._num_pinned = end
-            self._num_ready = end
-            self._has_some.set()
+            with self._grown:
+                self._num_ready = end
+                self._grown.notify_all()
             self._on_ready()
 
     def _try_pin(self, chunk: npt.NDArray[np.uint8]) -> bool:

@@ -18,8 +18,9 @@ from tiering.types import TransferKind
 
 logger = logging.getLogger(__name__)
 
+TIMED_BYTES = 64 * 2**20  # of slots, if there are that many
+
 _TRIED_BLOCKS = 8
-_TIMED_BYTES = 64 * 2**20
 _MAX_TIMED_COPIES = 256
 _OUT, _IN = TransferKind.SWAP_OUT, TransferKind.SWAP_IN
 
@@ -91,7 +92,7 @@ class _Trial:
     def bytes_s(self, kind: TransferKind) -> float:
         """The rate of one direction, over neighbouring blocks."""
         block_bytes = self._ends.block_bytes
-        count = min(self._num_pairs, max(1, _TIMED_BYTES // block_bytes), _MAX_TIMED_COPIES)
+        count = min(self._num_pairs, max(1, TIMED_BYTES // block_bytes), _MAX_TIMED_COPIES)
         stream = self._path.streams[kind]
         blocks = np.arange(count)
         self._copy(kind, blocks, blocks, by_path=True)  # the first one takes longer

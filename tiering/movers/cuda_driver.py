@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tiering.movers.copy_runs import Addresses
 from tiering.movers.copy_stream import CopyError, DeviceLostError
 
-MAX_BATCH_COPIES = 256  # in one call; calls with tens of thousands have crashed drivers
+MAX_BATCH_COPIES = 256  # in one call, which the step thread waits for
 
 _LIBRARY = "libcuda.so.1"
 _NO_INDEX = 2**64 - 1

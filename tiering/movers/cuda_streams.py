@@ -14,7 +14,7 @@ import torch
 
 from tiering.memory.host_pool import HostPool
 from tiering.movers.checksums import HostChecksums
-from tiering.movers.copy_path import CopyPath, choose_path
+from tiering.movers.copy_path import TIMED_BYTES, CopyPath, choose_path
 from tiering.movers.copy_runs import CopyList, Ends
 from tiering.movers.copy_stream import CopyError
 from tiering.movers.cuda import CudaMover
@@ -28,12 +28,12 @@ def cuda_mover(
     """A mover between ``pool`` ``[N, ...]`` on a GPU and ``memory``, with the best way to copy that works.
 
     To find out it copies some blocks to and fro, over what is in them: nobody may use either yet. Waits for
-    the first chunk of ``memory``. Raises CopyError if none works.
+    as much of ``memory`` as that takes. Raises CopyError if none works.
     """
     assert pool.is_cuda and pool.is_contiguous()
     assert pool[0].nbytes == memory.slots.shape[1]
     ends = Ends(pool.data_ptr(), memory.slots.ctypes.data, pool[0].nbytes)
-    memory.wait_some()
+    memory.wait_some(TIMED_BYTES // ends.block_bytes)
     paths, num_slots = cuda_paths(pool.device), memory.num_pinned
     if num_slots == 0:  # nothing is pinned, and nothing will be: batches are for pinned memory
         paths, num_slots = paths[-1:], memory.num_ready
