@@ -4,6 +4,9 @@ have."""
 from __future__ import annotations
 
 import contextlib
+import itertools
+import statistics
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -18,15 +21,19 @@ from benchmarks.gpu_check.context import Context
 from benchmarks.gpu_check.engines import Engine, Step
 from benchmarks.gpu_check.figures import Failure, Figure, Line
 from benchmarks.gpu_check.generation import decode_steps
-from benchmarks.gpu_check.models import _Builder, load_engine
+from benchmarks.gpu_check.interference import take_turns
+from benchmarks.gpu_check.link import Link
+from benchmarks.gpu_check.models import _Builder, load_decoding_engine, load_engine
 from benchmarks.gpu_check.parts import Settings
 from benchmarks.gpu_check.scales import BLOCK_SIZE
 from benchmarks.gpu_check.steps import covered
+from benchmarks.gpu_check.swap_load import WAYS, SwapLoad
 from benchmarks.gpu_check.tested import Phase, by_name
 from benchmarks.gpu_check.timing import Timing, timed, timed_in_graph
 from benchmarks.gpu_check.transformers_models import load_model
 from benchmarks.gpu_check.workload import prompts
 from tests.support.paged_attention import metadata
+from tiering.types import TransferJob, TransferOutcome, TransferResult
 
 CUDA: Any = SimpleNamespace(type="cuda")  # to the clock; nothing is allocated on it
 
@@ -253,3 +260,74 @@ def test_what_is_compared_is_the_same_model(context: Context) -> None:
     builder = _Builder(context, 2, 16, 64)
     as_on_a_gpu = Engine(context, builder.on_gpu(9), 9, 2, 16, 64)
     assert texts_of(as_on_a_gpu, asked, 3) == expected
+
+
+# ---- swaps beside decodes ----------------------------------------------------------------------------
+
+
+class SlowMover:
+    """Moves nothing; what it is handed has ended two polls later. Beginning a move takes the host 1 ms."""
+
+    parallelism = 1
+
+    def __init__(self) -> None:
+        self.seen: list[TransferJob] = []
+        self._polls: list[list[TransferJob]] = [[], []]
+
+    def submit(self, jobs: list[TransferJob]) -> None:
+        places = [(job.kind, job.source) for poll in self._polls for job in poll]
+        assert not any((job.kind, job.source) in places for job in jobs), "a block is moved twice at a time"
+        self.seen += jobs
+        self._polls[-1] = self._polls[-1] + list(jobs)
+        time.sleep(0.001 * len(jobs))
+
+    def poll(self) -> list[TransferResult]:
+        ended, *self._polls = [*self._polls, []]
+        return [TransferResult(job.transfer_id, TransferOutcome.DONE) for job in ended]
+
+    def wait(self, timeout_s: float) -> None:
+        pass
+
+
+@pytest.fixture
+def load(context: Context) -> SwapLoad:
+    link = Link(context, make_pool(context, 2 * context.scale.swap_blocks * BLOCK_SIZE))
+    link.mover.close()
+    link.mover = SlowMover()  # type: ignore[assignment]
+    return SwapLoad(link)
+
+
+def test_swaps_are_kept_under_way_both_ways(load: SwapLoad, context: Context) -> None:
+    num_blocks = context.scale.swap_blocks
+    assert load.poll() == [] and load.num_pending == 0, "it has begun by itself"
+    load.begin()
+    for _ in range(5):
+        assert load.poll() == []
+        assert load.num_pending == 2 * num_blocks, "the link has not enough to do"
+    assert 0.001 * 2 * num_blocks < load.host_s
+    load.end()
+    assert load.num_pending == 0
+    mover: Any = load._lanes[0].mover
+    assert load.moved_bytes == len(mover.seen) * load._block_bytes
+    assert {job.kind for job in mover.seen} == set(WAYS)
+
+
+def test_what_swaps_cost_the_step_thread_is_in_the_time_of_a_step(context: Context, load: SwapLoad) -> None:
+    engine = load_decoding_engine(context, 9, 8, load)
+    found = take_turns(engine, load, rounds=1, steps=4)
+    assert (len(found.alone_s), len(found.beside_s), len(found.first_s)) == (4, 3, 1)
+    begun_s = 0.001 * 2 * context.scale.swap_blocks
+    assert min(found.first_s) > begun_s
+    assert all(step_s > host_s for step_s, host_s in zip(found.beside_s, found.host_s, strict=True))
+    assert found.swapped_bytes > 0 and max(found.host_s) > begun_s
+    assert not load.num_pending
+
+
+def test_sequences_are_as_long_alone_as_beside_swaps() -> None:
+    """The time of a step that takes as long as its sequences are: no slower in the mean."""
+    lengths = itertools.count(100)
+    engine: Any = SimpleNamespace(step=lambda: Step(float(next(lengths)), 1))
+    load: Any = SimpleNamespace(begin=lambda: None, end=lambda: None, moved_bytes=0, host_s=0.0)
+    found = take_turns(engine, load, rounds=3, steps=60)
+    alone, beside = statistics.mean(found.alone_s), statistics.mean(found.beside_s + found.first_s)
+    assert alone == beside

@@ -82,6 +82,10 @@ class Context:
         value = amount / timing.median_s / self.unit_of(unit)
         self.tell(name, value, unit, beside=beside, target=target, spread=timing.spread)
 
+    def tell_ms(self, name: str, timing: Timing) -> None:
+        """Tell how long something took, in milliseconds."""
+        self.tell(name, 1000 * timing.median_s, "ms", spread=timing.spread)
+
     @staticmethod
     def unit_of(name: str) -> float:
         """How many bytes or operations a second it stands for."""

@@ -28,7 +28,10 @@ class Step:
 
 
 class Engine:
-    """An engine core over ``executor`` whose KV stays on the device. Greedy; answers end at their length."""
+    """An engine core over ``executor`` whose KV stays on the device. Greedy; answers end at their length.
+
+    ``transfers`` may have moves of its own to make in each step.
+    """
 
     def __init__(
         self,
@@ -38,6 +41,7 @@ class Engine:
         max_num_seqs: int,
         step_tokens: int,
         window: int,
+        transfers: TransferEngine | None = None,
     ) -> None:
         model = context.scale.model
         layout = context.scale.layout(context.dtype.itemsize)
@@ -50,7 +54,7 @@ class Engine:
         self.core = EngineCore(
             Scheduler(config, blocks),
             blocks,
-            TransferEngine({}, layout.block_bytes, time.perf_counter),
+            transfers or TransferEngine({}, layout.block_bytes, time.perf_counter),
             executor,
             max_model_len=window,
             vocab_size=model.vocab_size,

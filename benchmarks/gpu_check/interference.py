@@ -1,13 +1,12 @@
 """How much slower sequences decode while blocks are swapped both ways as fast as the link can.
 
-The same engine decodes alone and beside swaps, in turn; the swaps are of other blocks than those it reads, so
-all that they share is the device's memory, its copy engines and the host. How fast they went meanwhile is
-told beside.
+The same engine decodes alone and beside swaps, in turn. The swaps are of other blocks than those it reads,
+but go through the transfers of its own steps: what both share is the device's memory, its copy engines and
+the step thread, whose part is told by itself. How fast they went meanwhile is told beside.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 from dataclasses import dataclass, field
 
@@ -18,69 +17,72 @@ from benchmarks.gpu_check.figures import PINNED_BOTH
 from benchmarks.gpu_check.link import Link
 from benchmarks.gpu_check.models import load_decoding_engine
 from benchmarks.gpu_check.scales import BLOCK_SIZE
-from tiering.types import TransferKind
+from benchmarks.gpu_check.swap_load import WAYS, SwapLoad
+from benchmarks.gpu_check.timing import Timing
 
 _TARGET_PERCENT = 5.0
-_WAYS = (TransferKind.SWAP_OUT, TransferKind.SWAP_IN)
 
 
 def measure(context: Context) -> None:
     scale = context.scale
     with context.case("decode beside swaps"):
-        engine = load_decoding_engine(context, scale.context, 2 * scale.rounds * scale.steps)
         link = Link(context, make_pool(context, 2 * scale.swap_blocks * BLOCK_SIZE))
-        found = _take_turns(engine, link, scale.rounds, scale.steps)
+        load = SwapLoad(link)
+        engine = load_decoding_engine(context, scale.context, 2 * scale.rounds * scale.steps, load)
+        link.move(*WAYS)
+        found = take_turns(engine, load, scale.rounds, scale.steps)
         link.close()
         _tell(context, found, f"batch {scale.judged_batch} × {scale.context}")
 
 
 @dataclass(slots=True)
-class _Found:
-    """Seconds of steps, alone and beside swaps, and what was swapped in which time."""
+class Found:
+    """Seconds of steps, alone and beside swaps, and of the step thread for swaps in the latter. ``first_s``:
+    of steps that began to swap. ``swapped_bytes``: what was swapped in ``swapping_s``."""
 
     alone_s: list[float] = field(default_factory=list)
     beside_s: list[float] = field(default_factory=list)
+    host_s: list[float] = field(default_factory=list)
+    first_s: list[float] = field(default_factory=list)
     swapped_bytes: int = 0
     swapping_s: float = 0.0
 
 
-def _take_turns(engine: Engine, link: Link, rounds: int, steps: int) -> _Found:
-    found = _Found()
-    link.move(*_WAYS)
+def take_turns(engine: Engine, load: SwapLoad, rounds: int, steps: int) -> Found:
+    """A round has ``steps`` steps alone, one half before and one after as many beside swaps.
+
+    Sequences grow from step to step, and steps take longer by that; so both are at the same length on
+    average.
+    """
+    found = Found()
     for _ in range(rounds):
-        found.alone_s += [engine.step().seconds for _ in range(steps)]
-        _step_beside_swaps(engine, link, steps, found)
+        before = steps // 2
+        found.alone_s += [engine.step().seconds for _ in range(before)]
+        _step_beside_swaps(engine, load, steps, found)
+        found.alone_s += [engine.step().seconds for _ in range(steps - before)]
     return found
 
 
-def _step_beside_swaps(engine: Engine, link: Link, steps: int, found: _Found) -> None:
-    """There are always more moves under way than a step could take."""
-    pending = 0
-    started = time.perf_counter()
-    for number in range(steps):
-        while pending <= len(_WAYS) * link.num_moved:
-            pending += _submit(link)
-        step = engine.step()
-        ended = link.poll()
-        pending -= ended
-        if number:  # in the first the link has only begun
-            found.beside_s.append(step.seconds)
-        found.swapped_bytes += ended * link.block_bytes
+def _step_beside_swaps(engine: Engine, load: SwapLoad, steps: int, found: Found) -> None:
+    load.begin()
+    found.first_s.append(engine.step().seconds)
+    moved, started = load.moved_bytes, time.perf_counter()
+    for _ in range(steps - 1):
+        host_s = load.host_s
+        found.beside_s.append(engine.step().seconds)
+        found.host_s.append(load.host_s - host_s)
     found.swapping_s += time.perf_counter() - started
-    link.wait(pending)
+    found.swapped_bytes += load.moved_bytes - moved
+    load.end()
 
 
-def _submit(link: Link) -> int:
-    jobs = [job for kind in _WAYS for job in link.jobs(kind)]
-    link.mover.submit(jobs)
-    return len(jobs)
-
-
-def _tell(context: Context, found: _Found, what: str) -> None:
-    alone_s, beside_s = statistics.median(found.alone_s), statistics.median(found.beside_s)
-    context.tell(f"decode step alone, {what}", 1000 * alone_s, "ms")
-    context.tell(f"decode step beside swaps, {what}", 1000 * beside_s, "ms")
-    slower = 100 * (beside_s / alone_s - 1)
+def _tell(context: Context, found: Found, what: str) -> None:
+    alone, beside = Timing.of(found.alone_s), Timing.of(found.beside_s)
+    context.tell_ms(f"decode step alone, {what}", alone)
+    context.tell_ms(f"decode step beside swaps, {what}", beside)
+    slower = 100 * (beside.median_s / alone.median_s - 1)
     context.tell(f"slower beside swaps, {what}", slower, "%", target=_TARGET_PERCENT, is_ceiling=True)
+    context.tell_ms("of it the step thread's work for swaps", Timing.of(found.host_s))
+    context.tell_ms("decode step that begins swaps", Timing.of(found.first_s))
     rate = found.swapped_bytes / found.swapping_s / 1e9
     context.tell("swapped both ways beside decode", rate, "GB/s", beside=PINNED_BOTH)

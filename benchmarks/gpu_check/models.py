@@ -28,11 +28,14 @@ from engine.loading.weights import load_weights
 from engine.models.layers import Ops
 from engine.models.llama import LlamaModel, LlamaWeights
 from engine.models.rope import RopeTable
+from tiering.transfers import TransferEngine
 
 _SPARE_SHARE = 16  # one block in so many more than are needed: the scheduler keeps the very last ones
 
 
-def load_engine(context: Context, max_num_seqs: int, sequence_len: int) -> Engine:
+def load_engine(
+    context: Context, max_num_seqs: int, sequence_len: int, transfers: TransferEngine | None = None
+) -> Engine:
     """With room for so many sequences of ``sequence_len`` tokens at a time."""
     blocks = max_num_seqs * -(-sequence_len // BLOCK_SIZE)
     blocks += blocks // _SPARE_SHARE + 2
@@ -40,15 +43,17 @@ def load_engine(context: Context, max_num_seqs: int, sequence_len: int) -> Engin
     step_tokens = max(context.scale.step_tokens, max_num_seqs)
     build = _Builder(context, max_num_seqs, step_tokens, window)
     runner = build.on_gpu(blocks) if context.on_gpu else build.interpreted(blocks)
-    return Engine(context, runner, blocks, max_num_seqs, step_tokens, window)
+    return Engine(context, runner, blocks, max_num_seqs, step_tokens, window, transfers)
 
 
-def load_decoding_engine(context: Context, prompt_len: int, num_steps: int) -> Engine:
+def load_decoding_engine(
+    context: Context, prompt_len: int, num_steps: int, transfers: TransferEngine | None = None
+) -> Engine:
     """With the batch that is judged, all of whose sequences decode for ``num_steps`` steps to come."""
     scale, batch = context.scale, context.scale.judged_batch
     prefills = -(-batch * prompt_len // scale.step_tokens)  # in which the first sequences decode already
     output_len = 2 * prefills + 2 + num_steps
-    engine = load_engine(context, batch, prompt_len + output_len)
+    engine = load_engine(context, batch, prompt_len + output_len, transfers)
     engine.begin(prompts(batch, prompt_len, scale.model.vocab_size, seed=0), output_len)
     while engine.step().num_tokens < batch:
         pass
