@@ -10,13 +10,25 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from benchmarks.gpu_check import parts, table
-from benchmarks.gpu_check.figures import Failure, Figure, Outcome, PartReport, Report, Verdict, as_json
+from benchmarks.gpu_check import parts, running, table
+from benchmarks.gpu_check.context import Context
+from benchmarks.gpu_check.figures import (
+    Failure,
+    Figure,
+    Outcome,
+    PartReport,
+    Report,
+    Verdict,
+    as_json,
+    held_against_the_larger,
+    limits_of,
+)
 from benchmarks.gpu_check.floors import StepFloor, decode_bytes, extend_operations
 from benchmarks.gpu_check.gpu_tests import marked_files
-from benchmarks.gpu_check.parts import Part
+from benchmarks.gpu_check.parts import Part, Settings
 from benchmarks.gpu_check.running import Ended, Runner, read_lines, report_of, run_bounded, set_environment
 from benchmarks.gpu_check.scales import FULL
 from benchmarks.gpu_check.workload import prompts
@@ -135,6 +147,23 @@ def test_the_json_tells_whether_targets_were_met() -> None:
     assert not report(part).has_failed
 
 
+def test_a_limit_that_was_larger_later_is_the_limit() -> None:
+    """Of a card that had not raised its clocks, and not the other way round."""
+
+    def named(name: str, value: float, **rest: object) -> Figure:
+        return msgspec.structs.replace(figure(value, **rest), name=name)
+
+    first = (named("copy", 10.0), named("read", 20.0))
+    later = (named("copy, again", 12.0, beside="copy", limit=10.0), named("read, again", 19.0))
+    judged = (named("a", 9.0, beside="copy", limit=10.0), named("b", 9.0, beside="read", limit=20.0))
+    parts_of = [PartReport(name="p", outcome=Outcome.DONE, figures=(*first, *judged, *later))]
+    figures = {found.name: found for part in held_against_the_larger(parts_of) for found in part.figures}
+    assert (figures["a"].limit, figures["b"].limit) == (12.0, 20.0)
+    assert figures["copy, again"].limit == 10.0
+    known = limits_of((*first, *later))
+    assert (known["copy"], known["read"]) == (12.0, 20.0)
+
+
 # ---- processes ---------------------------------------------------------------------------------------
 
 
@@ -197,6 +226,22 @@ def test_what_takes_too_long_is_ended_with_all_that_it_started(tmp_path: Path) -
     while is_alive(int(told.split()[0])):
         assert time.monotonic() < deadline, "what it started goes on"
         time.sleep(0.02)
+
+
+def test_a_part_knows_when_it_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that is the same everywhere, so that what its process took to come up counts."""
+    told: list[Settings] = []
+
+    def run(_: object, arguments: tuple[str, Settings, Path], log: Path, budget_s: float) -> int:
+        told.append(arguments[1])
+        return 0
+
+    monkeypatch.setattr(running, "run_bounded", run)
+    started = time.monotonic()
+    Runner("cpu", "dry run", tmp_path, started + 100).run(Part("limits", 60))
+    assert started + 60 <= told[0].deadline <= time.monotonic() + 60
+    settings = Settings(device="cpu", scale="dry run", deadline=time.monotonic() + 50)
+    assert 45 < Context(settings, lambda _: None).left_s <= 50
 
 
 def test_no_part_begins_without_time_for_it(tmp_path: Path) -> None:

@@ -15,11 +15,12 @@ import pytest
 import torch
 from torch._C._autograd import DeviceType
 
-from benchmarks.gpu_check import gpu_tests, steps, timing
+from benchmarks.gpu_check import generation, gpu_tests, steps, timing
 from benchmarks.gpu_check.attention_inputs import attention_shape, make_batch, make_pool
+from benchmarks.gpu_check.attention_rates import layers_beyond_cache
 from benchmarks.gpu_check.context import Context
 from benchmarks.gpu_check.engines import Engine, Step
-from benchmarks.gpu_check.figures import Failure, Figure, Line
+from benchmarks.gpu_check.figures import COPY, MATMUL, READ, Failure, Figure, Line
 from benchmarks.gpu_check.generation import decode_steps
 from benchmarks.gpu_check.interference import take_turns
 from benchmarks.gpu_check.link import Link
@@ -30,8 +31,8 @@ from benchmarks.gpu_check.steps import covered
 from benchmarks.gpu_check.swap_load import WAYS, SwapLoad
 from benchmarks.gpu_check.tested import Phase, by_name
 from benchmarks.gpu_check.timing import Timing, timed, timed_in_graph
-from benchmarks.gpu_check.transformers_models import load_model
-from benchmarks.gpu_check.workload import prompts
+from benchmarks.gpu_check.transformers_models import load_model, watch
+from benchmarks.gpu_check.workload import prompts, seeds
 from tests.support.paged_attention import metadata
 from tiering.types import TransferJob, TransferOutcome, TransferResult
 
@@ -104,9 +105,15 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
 @pytest.mark.parametrize("seconds", [2e-5, 3e-3])
 def test_times_are_those_of_one_call(device: FakeDevice, seconds: float) -> None:
     found = timed(lambda number: device.run(seconds * (1 + number % 2)), CUDA, repeats=9)
-    assert seconds <= found.median_s <= 2 * seconds
+    assert seconds <= found.median_s * (1 + 1e-6) <= 2 * seconds * (1 + 2e-6)
     steady = timed(lambda _: device.run(seconds), CUDA, repeats=9)
     assert steady.median_s == pytest.approx(seconds) and steady.spread < 1e-6
+
+
+def test_a_device_is_kept_busy_for_as_long_as_is_said(device: FakeDevice) -> None:
+    started = time.perf_counter()
+    timing.keep_busy(lambda _: device.run(1e-6), CUDA, 0.05)
+    assert time.perf_counter() - started >= 0.05 and device.seconds > 0
 
 
 def test_a_graph_goes_once_through_all_inputs(device: FakeDevice) -> None:
@@ -171,6 +178,15 @@ def test_tests_count_by_their_worst_phase(context: Context, told: list[Line]) ->
     assert isinstance(told[-1], Failure) and "exit code 4" in told[-1].reason
 
 
+def test_a_small_context_is_measured_over_layers_that_no_cache_holds() -> None:
+    cache = 50 * 2**20
+    layer = 1024 * 2 * 8 * 128 * 2
+    assert layers_beyond_cache(layer, cache, 8, 32) * layer > 2 * cache - layer
+    assert layers_beyond_cache(64 * layer, cache, 8, 32) == 8
+    assert layers_beyond_cache(layer // 100, cache, 8, 32) == 32, "there are no more"
+    assert layers_beyond_cache(layer, 0, 8, 32) == 8
+
+
 # ---- batches and steps -------------------------------------------------------------------------------
 
 
@@ -231,6 +247,54 @@ def test_the_device_is_at_work_in_what_a_trace_says_it_executed(monkeypatch: pyt
     del events[:4]
     with pytest.raises(RuntimeError, match="nothing that the device executed"):
         steps._busy_s(engine)
+
+
+def test_the_clock_runs_from_the_first_prompt_to_the_last_token(context: Context, told: list[Line]) -> None:
+    """Also between steps: what one waits for there, users wait for."""
+    workload = context.scale.workload
+    step = Step(0.001, 2)
+
+    def finish() -> list[Step]:
+        time.sleep(0.05)
+        return [step] * workload.output_len
+
+    engine: Any = SimpleNamespace(begin=lambda *_: time.sleep(0.05), finish=finish)
+    generation._tell(context, 2, [generation._run(context, engine, 2, seed) for seed in seeds(2, 3)])
+    decoded, whole = told
+    assert isinstance(decoded, Figure) and decoded.value == pytest.approx(2 / 0.001)
+    assert isinstance(whole, Figure) and whole.value < 2 * workload.output_len / 0.1
+    assert whole.spread is not None
+
+
+def test_the_roofline_is_of_what_the_memory_was_seen_to_do(context: Context) -> None:
+    context.measured |= {COPY: 4000.0, MATMUL: 800.0}
+    of_copies = generation._limit(context, 2, 10.0)
+    context.measured[READ] = 4400.0
+    of_reads = generation._limit(context, 2, 10.0)
+    assert of_copies is not None and of_reads is not None and of_reads > of_copies
+    context.measured[READ] = 3000.0
+    assert generation._limit(context, 2, 10.0) == of_copies
+    context.measured.clear()
+    assert generation._limit(context, 2, 10.0) is None
+
+
+def test_steps_are_timed_at_the_lengths_that_are_traced() -> None:
+    lengths = itertools.count()
+    engine: Any = SimpleNamespace(step=lambda: Step(float(next(lengths)), 1))
+    timed_s, traced = steps._around(engine, 60, lambda made: [made.step().seconds for _ in range(10)])  # type: ignore[arg-type, return-value]
+    assert statistics.mean(timed_s) == statistics.mean(traced)  # type: ignore[type-var]
+
+
+def test_the_attention_that_others_computed_with_is_told(context: Context) -> None:
+    model = load_model(context)
+    watched = watch(model)
+    assert str(watched) == "unknown attention, without CUDA graphs"
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")  # as continuous batching does, for as long as it runs
+    with torch.inference_mode():
+        model(torch.tensor([[5, 6]]))
+    model.set_attn_implementation(before)
+    assert str(watched) == "eager attention, without CUDA graphs"
 
 
 # ---- models ------------------------------------------------------------------------------------------

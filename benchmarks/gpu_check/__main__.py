@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.gpu_check import parts, table
-from benchmarks.gpu_check.figures import PartReport, Report, as_json
+from benchmarks.gpu_check.figures import PartReport, Report, as_json, held_against_the_larger
 from benchmarks.gpu_check.running import Runner, set_environment
 from benchmarks.report import print_table
 
@@ -68,16 +68,20 @@ def _check(chosen: Sequence[parts.Part], runner: Runner, path: Path | None) -> i
     is_dry_run = runner.device == "cpu"
     ended: list[PartReport] = []
     date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+    def report() -> Report:
+        parts_of = held_against_the_larger(ended)
+        return Report(date=date, is_dry_run=is_dry_run, machine=runner.facts, parts=parts_of)
+
     try:
         for part in chosen:
-            print(f"{part.name} ...", file=sys.stderr, flush=True)
+            print(f"{part.name} ... ({runner.left_s:.0f} s left)", file=sys.stderr, flush=True)
             ended.append(runner.run(part))
-            _write(path, Report(date=date, is_dry_run=is_dry_run, machine=runner.facts, parts=tuple(ended)))
+            _write(path, report())
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-    report = Report(date=date, is_dry_run=is_dry_run, machine=runner.facts, parts=tuple(ended))
-    print_table(table.title(report), table.COLUMNS, table.rows(report))
-    return int(report.has_failed or len(ended) < len(chosen))
+    print_table(table.title(report()), table.COLUMNS, table.rows(report()))
+    return int(report().has_failed or len(ended) < len(chosen))
 
 
 def _write(path: Path | None, report: Report) -> None:

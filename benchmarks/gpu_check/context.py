@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import time
 import traceback
 from collections.abc import Callable, Iterator
 
@@ -28,7 +29,7 @@ class Context:
         self.device = torch.device(settings.device)
         self.dtype = torch.bfloat16 if self.on_gpu else torch.float32
         self.scale = SCALES[settings.scale]
-        self.budget_s = settings.budget_s
+        self._deadline = settings.deadline
         self.measured = dict(settings.measured)
         self.has_failed = False
         self._tell = tell
@@ -36,6 +37,11 @@ class Context:
     @property
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
+
+    @property
+    def left_s(self) -> float:
+        """Until this part is ended."""
+        return self._deadline - time.monotonic()
 
     def tell_facts(self, facts: dict[str, str]) -> None:
         """Tell what is worth to know beside figures."""
@@ -78,7 +84,7 @@ class Context:
         beside: str = "",
         target: float | None = None,
     ) -> None:
-        """Tell ``amount`` (bytes or operations) by the time it took, in ``unit``, as GB/s or TFLOP/s."""
+        """Tell ``amount`` (bytes, operations or tokens) by the time it took, in ``unit``, as GB/s."""
         value = amount / timing.median_s / self.unit_of(unit)
         self.tell(name, value, unit, beside=beside, target=target, spread=timing.spread)
 
@@ -88,7 +94,7 @@ class Context:
 
     @staticmethod
     def unit_of(name: str) -> float:
-        """How many bytes or operations a second it stands for."""
+        """How many bytes, operations or tokens a second it stands for."""
         return _UNITS[name]
 
     @contextlib.contextmanager
@@ -115,4 +121,4 @@ class Context:
         self._tell(Failure(name=name, reason=" ".join(text.split())[:_REASON_LENGTH]))
 
 
-_UNITS = {"GB/s": 1e9, "TFLOP/s": 1e12}
+_UNITS = {"tokens/s": 1.0, "GB/s": 1e9, "TFLOP/s": 1e12}

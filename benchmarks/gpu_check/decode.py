@@ -1,5 +1,6 @@
 """Decode attention: K/V bytes of one layer by the time it takes, beside the device's copy bandwidth.
 
+A copy writes as much as it reads, which decodes do not; so the judged size also stands beside reads alone.
 What it costs that a row's bits depend on the row alone, in deterministic mode, is told for the judged size.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 from benchmarks.gpu_check.attention_inputs import make_pool
 from benchmarks.gpu_check.attention_rates import invariant_attention, time_attention
 from benchmarks.gpu_check.context import Context
-from benchmarks.gpu_check.figures import COPY
+from benchmarks.gpu_check.figures import COPY, READ
 from benchmarks.gpu_check.floors import decode_bytes
 
 _TARGET = 0.80
@@ -24,6 +25,8 @@ def measure(context: Context) -> None:
             target = _TARGET if (batch, length) == scale.judged_decode else None
             read = _bytes(context, batch * length)
             context.tell_rate(name, read, timing, "GB/s", beside=COPY, target=target)
+            if (batch, length) == scale.judged_decode:
+                context.tell_rate(f"{name}, beside reads", read, timing, "GB/s", beside=READ)
     batch, length = scale.judged_decode
     name = f"decode {batch} × {length}, deterministic"
     with context.case(name):

@@ -7,6 +7,7 @@ measured before it ended, however it ended, is kept. Times are in seconds, rates
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -17,6 +18,11 @@ MATMUL = "bf16 matmul"
 PINNED_OUT = "pinned copy, device to host"
 PINNED_IN = "pinned copy, host to device"
 PINNED_BOTH = "pinned copy, both ways at once"
+
+
+def again(name: str) -> str:
+    """Under which a limit is told that was measured once more."""
+    return f"{name}, again"
 
 
 class Verdict(enum.StrEnum):
@@ -111,6 +117,28 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def has_failed(self) -> bool:
         """Whether any part did not do what it should; a missed target is no failure."""
         return any(part.outcome in (Outcome.FAILED, Outcome.OUT_OF_TIME) for part in self.parts)
+
+
+def limits_of(figures: Iterable[Figure]) -> dict[str, float]:
+    """By name, what others are held against: of what was measured twice, the larger."""
+    values = {figure.name: figure.value for figure in figures}
+    return {name: max(value, values.get(again(name), value)) for name, value in values.items()}
+
+
+def held_against_the_larger(parts: Sequence[PartReport]) -> tuple[PartReport, ...]:
+    """The same parts, with the limits of those before a limit was measured again raised to that."""
+    values = {figure.name: figure.value for part in parts for figure in part.figures}
+
+    def raised(figure: Figure) -> Figure:
+        measured_again = values.get(again(figure.beside))
+        if figure.limit is None or measured_again is None or figure.name == again(figure.beside):
+            return figure
+        return msgspec.structs.replace(figure, limit=max(figure.limit, measured_again))
+
+    return tuple(
+        msgspec.structs.replace(part, figures=tuple(raised(figure) for figure in part.figures))
+        for part in parts
+    )
 
 
 def as_json(report: Report) -> dict[str, object]:

@@ -1,19 +1,24 @@
 """Tokens a second of a whole engine, scheduler and sampling included, on a Llama with dummy weights.
 
-Decoding stands beside what reading the weights and the KV once a step allows at the measured copy bandwidth.
-The rate of whole runs, prompts included, is what transformers is compared with.
+Decoding stands beside what reading the weights and the KV once a step allows at the rate of reads or of
+copies that was measured, whichever is larger. The rate of whole runs, from handing in the prompts to having
+the last token, is what transformers is compared with. Several runs, by the clock.
 """
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from benchmarks.gpu_check.context import Context
 from benchmarks.gpu_check.engines import Engine, Step
-from benchmarks.gpu_check.figures import COPY, MATMUL
+from benchmarks.gpu_check.figures import COPY, MATMUL, READ
 from benchmarks.gpu_check.floors import StepFloor
 from benchmarks.gpu_check.models import load_engine
-from benchmarks.gpu_check.workload import prompts, speed_name
+from benchmarks.gpu_check.timing import Timing
+from benchmarks.gpu_check.workload import WARM_UP_SEED, prompts, seeds, speed_name
 
 _TARGET = 0.70
 
@@ -24,32 +29,50 @@ def measure(context: Context) -> None:
     engine = load_engine(context, max(workload.batches), length)
     for batch in workload.batches:
         with context.case(speed_name(batch)):
-            _run(context, engine, batch, seed=2 * batch)  # kernels for these shapes are compiled
-            _tell(context, batch, _run(context, engine, batch, seed=2 * batch + 1))
+            _run(context, engine, batch, WARM_UP_SEED)  # kernels for these shapes are compiled
+            _tell(
+                context, batch, [_run(context, engine, batch, seed) for seed in seeds(batch, workload.runs)]
+            )
 
 
-def _run(context: Context, engine: Engine, batch: int, seed: int) -> list[Step]:
+@dataclass(frozen=True, slots=True)
+class Run:
+    """``seconds``: of all of it, also of what is between steps."""
+
+    seconds: float
+    steps: list[Step]
+
+
+def _run(context: Context, engine: Engine, batch: int, seed: int) -> Run:
     workload = context.scale.workload
-    engine.begin(
-        prompts(batch, workload.prompt_len, context.scale.model.vocab_size, seed), workload.output_len
+    asked = prompts(batch, workload.prompt_len, context.scale.model.vocab_size, seed)
+    started = time.perf_counter()
+    engine.begin(asked, workload.output_len)
+    steps = engine.finish()
+    return Run(time.perf_counter() - started, steps)
+
+
+def _tell(context: Context, batch: int, runs: Sequence[Run]) -> None:
+    workload = context.scale.workload
+    asked_for = batch * workload.output_len
+    assert all(sum(step.num_tokens for step in run.steps) == asked_for for run in runs)
+    decoding = Timing.of(
+        [statistics.mean(step.seconds for step in decode_steps(run.steps, batch)) for run in runs]
     )
-    return engine.finish()
-
-
-def _tell(context: Context, batch: int, steps: Sequence[Step]) -> None:
-    workload = context.scale.workload
-    assert sum(step.num_tokens for step in steps) == batch * workload.output_len
-    decoding = decode_steps(steps, batch)
-    decode_rate = batch * len(decoding) / sum(step.seconds for step in decoding)
     mean_len = workload.prompt_len + workload.output_len / 2
     limit = _limit(context, batch, mean_len)
     target = _TARGET if batch == context.scale.judged_batch else None
     name = f"decode tokens/s, batch {batch}"
     context.tell(
-        name, decode_rate, "tokens/s", beside="weights and KV, read once", limit=limit, target=target
+        name,
+        batch / decoding.median_s,
+        "tokens/s",
+        beside="weights and KV, read once",
+        limit=limit,
+        target=target,
+        spread=decoding.spread,
     )
-    whole = batch * workload.output_len / sum(step.seconds for step in steps)
-    context.tell(speed_name(batch), whole, "tokens/s")
+    context.tell_rate(speed_name(batch), asked_for, Timing.of([run.seconds for run in runs]), "tokens/s")
 
 
 def decode_steps(steps: Sequence[Step], batch: int) -> list[Step]:
@@ -61,8 +84,9 @@ def decode_steps(steps: Sequence[Step], batch: int) -> list[Step]:
 
 
 def _limit(context: Context, batch: int, mean_len: float) -> float | None:
-    copy, matmul = context.measured.get(COPY), context.measured.get(MATMUL)
-    if copy is None or matmul is None:
+    bandwidth = max(context.measured.get(name, 0.0) for name in (COPY, READ))
+    matmul = context.measured.get(MATMUL)
+    if not bandwidth or matmul is None:
         return None
     floor = StepFloor.of(context.scale.model, context.dtype.itemsize)
-    return batch / floor.seconds(batch, mean_len, copy * 1e9, matmul * 1e12)
+    return batch / floor.seconds(batch, mean_len, bandwidth * 1e9, matmul * 1e12)

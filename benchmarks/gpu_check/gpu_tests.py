@@ -41,7 +41,7 @@ def measure(context: Context) -> None:
             *_options(context),
             *(files if context.on_gpu else files[:1]),
         ]
-        status = _run(command, variables, context.budget_s - _TO_TELL_S)
+        status = _run(command, variables, context.left_s - _TO_TELL_S)
         _tell(context, by_name(read(path)), status)
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.gpu_check.figures import Facts, Failure, Figure, Line, Outcome, PartReport
+from benchmarks.gpu_check.figures import Facts, Failure, Figure, Line, Outcome, PartReport, limits_of
 from benchmarks.gpu_check.part import run_part
 from benchmarks.gpu_check.parts import LEAST_S, Part, Settings
 
@@ -52,11 +52,16 @@ class Runner:
         self._scale = scale
         self._directory = directory
         self._deadline = deadline
-        self._measured: dict[str, float] = {}
+        self._figures: list[Figure] = []
+
+    @property
+    def left_s(self) -> float:
+        """Of the time for all parts."""
+        return max(0.0, self._deadline - time.monotonic())
 
     def run(self, part: Part) -> PartReport:
         """Run a part for as long as it may; never raises for what becomes of it."""
-        budget_s = min(part.budget_s, self._deadline - time.monotonic())
+        budget_s = min(part.budget_s, self.left_s)
         if budget_s < LEAST_S:
             return PartReport(name=part.name, outcome=Outcome.LEFT_OUT, reason="no time was left for it")
         started = time.monotonic()
@@ -65,7 +70,7 @@ class Runner:
         for line in ended.lines:
             if isinstance(line, Facts):
                 self.facts |= line.facts
-        self._measured |= {figure.name: figure.value for figure in report.figures}
+        self._figures += report.figures
         if report.outcome is not Outcome.DONE:
             tail = "\n".join(ended.log.splitlines()[-_TOLD_LINES:])
             print(f"--- {part.name}: {report.reason}\n{tail}", file=sys.stderr, flush=True)
@@ -73,7 +78,12 @@ class Runner:
 
     def _run_process(self, name: str, budget_s: float) -> Ended:
         results, log = self._directory / f"{name}.jsonl", self._directory / f"{name}.log"
-        settings = Settings(device=self.device, scale=self._scale, measured=self._measured, budget_s=budget_s)
+        settings = Settings(
+            device=self.device,
+            scale=self._scale,
+            measured=limits_of(self._figures),
+            deadline=time.monotonic() + budget_s,
+        )
         results.write_bytes(b"")
         log.write_bytes(b"")
         status = run_bounded(run_part, (name, settings, results), log, budget_s)

@@ -46,11 +46,15 @@ class Extension:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is generated: ``prompt_len`` random tokens a request, then ``output_len`` tokens of answer."""
+    """What is generated: ``prompt_len`` random tokens a request, then ``output_len`` tokens of answer.
+
+    ``runs``: that are timed, after one that is not.
+    """
 
     prompt_len: int
     output_len: int
     batches: tuple[int, ...]
+    runs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ class Scale:
     pinned_bytes: int
     decodes: tuple[tuple[int, int], ...]  # (sequences, tokens of each)
     extensions: tuple[Extension, ...]
-    num_layers_measured: int  # of one pool, so that no layer's K/V is still in a cache when it is read again
+    num_layers_measured: int  # of one pool, at least
     swap_blocks: int
     step_tokens: int  # the most that one step of the engine computes
     workload: Workload
@@ -101,7 +105,7 @@ FULL = Scale(
     num_layers_measured=8,
     swap_blocks=1024,
     step_tokens=8192,
-    workload=Workload(prompt_len=512, output_len=128, batches=(1, 16, 64, 256)),
+    workload=Workload(prompt_len=512, output_len=128, batches=(1, 16, 64, 256), runs=3),
     steps=60,
     rounds=3,
     context=1024,
@@ -119,7 +123,7 @@ QUICK = replace(
     repeats=10,
     decodes=((1, 4096), (64, 4096), (256, 1024)),
     extensions=(Extension(2048, 0), Extension(8192, 0)),
-    workload=replace(FULL.workload, output_len=64, batches=(1, 64)),
+    workload=replace(FULL.workload, output_len=64, batches=(1, 64), runs=2),
     steps=30,
 )
 DRY = Scale(
@@ -134,7 +138,7 @@ DRY = Scale(
     num_layers_measured=2,
     swap_blocks=8,
     step_tokens=16,
-    workload=Workload(prompt_len=9, output_len=3, batches=(2,)),
+    workload=Workload(prompt_len=9, output_len=3, batches=(2,), runs=2),
     steps=2,
     rounds=1,
     context=9,

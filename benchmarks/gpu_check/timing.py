@@ -1,5 +1,7 @@
 """How long work takes: device events on a GPU, the clock elsewhere; warmed up, repeated, the median told.
 
+A device is warmed up for a while and not for a few calls: one that was idle raises its clocks slowly.
+
 What is timed is handed a number that grows from call to call, by which it chooses its inputs: several sets
 that do not fit the caches together, or a repeat would measure the cache. Small launches are captured in a
 CUDA graph, so that the gaps between them, which no serving step has, do not count.
@@ -16,7 +18,9 @@ from dataclasses import dataclass
 import torch
 
 Work = Callable[[int], object]
-_WARM_UPS = 3
+_WARM_UPS = 3  # calls, at least
+_WARM_UP_S = 0.1
+_AHEAD = 8  # calls that are enqueued before the host looks how far the device is
 _AT_LEAST_S = 0.0005  # of one timed region, below which events are too coarse
 _MOST_CALLS = 64
 
@@ -41,6 +45,7 @@ def timed(work: Work, device: torch.device, repeats: int) -> Timing:
     """Of ``work`` called as it is: for work that takes the device far longer than it takes to enqueue."""
     for number in range(_WARM_UPS):
         work(number)
+    keep_busy(work, device, _WARM_UP_S)
     return _timed_regions(work, 1, device, repeats)
 
 
@@ -51,8 +56,21 @@ def timed_in_graph(work: Work, device: torch.device, repeats: int, num_inputs: i
     if device.type != "cuda":
         return _timed_regions(lambda number: work(number % num_inputs), 1, device, repeats)
     graph = capture(lambda: [work(number) for number in range(num_inputs)])
+    keep_busy(lambda _: graph.replay(), device, _WARM_UP_S)
     replayed = _timed_regions(lambda _: graph.replay(), 1, device, max(3, repeats))
     return Timing(replayed.median_s / num_inputs, replayed.spread)
+
+
+def keep_busy(work: Work, device: torch.device, seconds: float) -> None:
+    """Have a GPU do ``work`` for so long; nothing where there is none."""
+    if device.type != "cuda":
+        return
+    began, number = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        for _ in range(_AHEAD):
+            work(number)
+            number += 1
+        torch.cuda.synchronize(device)
 
 
 def capture(work: Callable[[], object]) -> torch.cuda.CUDAGraph:

@@ -1,6 +1,8 @@
-"""Continuous batching of transformers on the same weights, with the settings that it chooses itself.
+"""Continuous batching of transformers on the same weights, at the judged batch, as it sets itself up.
 
-Where its version can keep what it set up (cache, graphs), that is set up in the run before the timed one.
+It is loaded with torch's attention, and takes another by itself only if a package that it knows is installed:
+which it took is in the name of its row. Where its version can keep what it set up (cache, graphs), that is
+set up in the run before the timed ones.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import inspect
 
 from benchmarks.gpu_check.context import Context
-from benchmarks.gpu_check.transformers_models import NO_TOKEN, load_model, tell_speeds
+from benchmarks.gpu_check.transformers_models import NO_TOKEN, load_model, tell_speed
 
 _TARGET = 3.0
 
@@ -31,9 +33,5 @@ def measure(context: Context) -> None:
         answers = model.generate_batch(inputs=prompts, generation_config=config, **kept)
         return sum(len(answer.generated_tokens) for answer in answers.values())
 
-    renew = getattr(model, "destroy_cached_continuous_batching_manager", _nothing)
-    tell_speeds(context, "transformers continuous batching", generate, _TARGET, renew)
-
-
-def _nothing() -> None:
-    pass
+    batch, runs = context.scale.judged_batch, context.scale.workload.runs
+    tell_speed(context, "transformers continuous batching", model, generate, batch, runs=runs, target=_TARGET)
