@@ -30,19 +30,44 @@ SPANS = (
 HEAD_DIM = 128 if HAS_GPU else 16
 
 
-def assert_always_the_same(compute: Callable[[], torch.Tensor]) -> None:
+def assert_always_the_same(compute: Callable[[], torch.Tensor], *kept: torch.Tensor) -> None:
+    """``kept``: memory that is there from one computation to the next, but with nothing in it that counts."""
     first = compute().clone()
     assert not first.is_floating_point() or torch.isfinite(first).all()
     for _ in range(REPEATS):
         poison(first)
+        for memory in kept:
+            memory.fill_(garbage(memory.dtype))
         assert torch.equal(compute(), first)
 
 
+def garbage(dtype: torch.dtype) -> float:
+    return torch.nan if dtype.is_floating_point else torch.iinfo(dtype).min // 2
+
+
 def poison(like: torch.Tensor) -> None:
-    """Leave garbage where the allocator is about to find room for a result like this one."""
-    bad = torch.nan if like.is_floating_point() else -(2**40)
-    for _ in range(2):
-        torch.full_like(like, bad)
+    """Leave garbage where the allocator is about to find room for results like this one.
+
+    In several places at once: the last result's own is free as well, and is still right.
+    """
+    held = [torch.full_like(like, garbage(like.dtype)) for _ in range(4)]
+    del held
+
+
+def test_what_is_never_written_shows() -> None:
+    """By the tests' own means: half of a result, or of what is kept, is left as it is found."""
+    kept = torch.zeros(8)
+    made = iter([torch.zeros(8), *(torch.empty(8).fill_(torch.nan) for _ in range(REPEATS))])
+
+    def half(out: torch.Tensor) -> torch.Tensor:
+        out[:4] = 1.0
+        return out
+
+    with pytest.raises(AssertionError):
+        assert_always_the_same(lambda: half(next(made)))
+    with pytest.raises(AssertionError):
+        assert_always_the_same(lambda: half(kept).clone(), kept)
+    assert_always_the_same(lambda: torch.ones(8), kept)
 
 
 @ON_ANY_DEVICE
@@ -62,7 +87,24 @@ def test_attention(device: str, batch_invariant: bool) -> None:
         backend.begin_step(metadata, batch.cos, batch.sin)
         return backend.forward(1, batch.qkv)
 
-    assert_always_the_same(attend)
+    splits = backend._splits
+    assert_always_the_same(attend, splits.partial_out, splits.partial_lse)
+
+    def store() -> torch.Tensor:  # what this step computes of K and V, and nothing else
+        slots = metadata.slot_mapping.long()
+        blocks, places = slots // batch.pool.shape[4], slots % batch.pool.shape[4]
+        batch.pool[blocks, 1, :, :, places] = torch.nan
+        attend()
+        return batch.pool.view(torch.uint8).clone()
+
+    assert_always_the_same(store)
+
+    def split() -> torch.Tensor:
+        splits.work.fill_(garbage(torch.int32))
+        backend.begin_step(metadata, batch.cos, batch.sin)
+        return torch.cat([splits.work.flatten(), splits.starts])
+
+    assert_always_the_same(split)
 
 
 @ON_ANY_DEVICE
