@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -280,6 +281,34 @@ def test_files_with_gpu_tests_are_found(tmp_path: Path) -> None:
     (tests / "gpu" / "test_c.py").write_text("@ON_ANY_DEVICE\n")
     assert marked_files(tmp_path) == ["tests/gpu/test_c.py", "tests/test_a.py"]
     assert "tests/engine/test_gpu.py" in marked_files(ROOT)
+
+
+# ---- one command -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_gpu", [True, False])
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_a_plain_image_needs_no_environment(tmp_path: Path, has_gpu: bool) -> None:
+    """A python that sees a GPU runs the check itself; any other is asked for an environment first."""
+    python, asked = tmp_path / "python", tmp_path / "asked"
+    python.write_text(
+        f"""#!/bin/sh
+echo "$@" >> {asked}
+case "$1 $2" in
+  -c*) exit {int(not has_gpu)} ;;
+  "-m venv") exit 7 ;;
+esac
+"""
+    )
+    python.chmod(0o755)
+    command = ["make", "gpu-check", f"PYTHON={python}", f"VENV={tmp_path / 'none'}", "ARGS=--quick"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    last = asked.read_text().splitlines()[-1]
+    if has_gpu:
+        assert ended.returncode == 0, ended.stderr
+        assert last == "-m benchmarks.gpu_check --json docs/benchmarks/gpu_check.json --quick"
+    else:
+        assert ended.returncode != 0 and last == f"-m venv {tmp_path / 'none'}"
 
 
 # ---- floors ------------------------------------------------------------------------------------------

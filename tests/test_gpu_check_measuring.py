@@ -15,24 +15,27 @@ import pytest
 import torch
 from torch._C._autograd import DeviceType
 
-from benchmarks.gpu_check import generation, gpu_tests, steps, timing
+from benchmarks.gpu_check import captures, generation, gpu_tests, steps, timing
 from benchmarks.gpu_check.attention_inputs import attention_shape, make_batch, make_pool
 from benchmarks.gpu_check.attention_rates import layers_beyond_cache
+from benchmarks.gpu_check.captures import captures_told
 from benchmarks.gpu_check.context import Context
 from benchmarks.gpu_check.engines import Engine, Step
 from benchmarks.gpu_check.figures import COPY, MATMUL, READ, Failure, Figure, Line
 from benchmarks.gpu_check.generation import decode_steps
 from benchmarks.gpu_check.interference import take_turns
-from benchmarks.gpu_check.link import Link
+from benchmarks.gpu_check.link import Link, TimedPinning
 from benchmarks.gpu_check.models import _Builder, load_decoding_engine, load_engine
 from benchmarks.gpu_check.parts import Settings
 from benchmarks.gpu_check.scales import BLOCK_SIZE
 from benchmarks.gpu_check.steps import covered
+from benchmarks.gpu_check.swap import tell_pinning
 from benchmarks.gpu_check.swap_load import WAYS, SwapLoad
 from benchmarks.gpu_check.tested import Phase, by_name
 from benchmarks.gpu_check.timing import Timing, timed, timed_in_graph
 from benchmarks.gpu_check.transformers_models import load_model, watch
 from benchmarks.gpu_check.workload import prompts, seeds
+from engine.execution.gpu_runner import GpuRunner
 from tests.support.paged_attention import metadata
 from tiering.types import TransferJob, TransferOutcome, TransferResult
 
@@ -295,6 +298,41 @@ def test_the_attention_that_others_computed_with_is_told(context: Context) -> No
         model(torch.tensor([[5, 6]]))
     model.set_attn_implementation(before)
     assert str(watched) == "eager attention, without CUDA graphs"
+
+
+def test_what_graphs_cost_is_told(
+    context: Context, told: list[Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured: list[object] = []
+    monkeypatch.setattr(GpuRunner, "capture_graphs", lambda runner, *rest: captured.append(rest))
+    free = iter([5 * 2**20, 2 * 2**20])
+    monkeypatch.setattr(captures, "_free_bytes", lambda _: next(free))
+    runner: Any = object.__new__(GpuRunner)
+    with captures_told(context):
+        runner.capture_graphs("recorder", "progress")
+    assert captured == [("recorder", "progress")]
+    assert [(line.value, line.unit) for line in told[1:] if isinstance(line, Figure)] == [(3.0, "MiB")]
+    runner.capture_graphs("recorder")
+    assert len(told) == 2, "it goes on"
+
+
+def test_what_pinning_costs_is_told_by_the_gib(context: Context, told: list[Line]) -> None:
+    pinned: list[tuple[int, int]] = []
+    pinning = TimedPinning(
+        SimpleNamespace(pin=lambda *call: pinned.append(call), unpin=lambda address: pinned.clear())
+    )
+    tell_pinning(context, pinning)
+    assert not told, "nothing was pinned"
+    pinning.pin(0, 2**28)
+    pinning.pin(2**28, 2**28)
+    assert pinned == [(0, 2**28), (2**28, 2**28)]
+    pinning.seconds = [0.1, 0.3]
+    tell_pinning(context, pinning)
+    by_gib, by_call = told
+    assert isinstance(by_gib, Figure) and by_gib.value == pytest.approx(0.8)
+    assert isinstance(by_call, Figure) and by_call.value == pytest.approx(200)
+    pinning.unpin(0)
+    assert not pinned
 
 
 # ---- models ------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from benchmarks.gpu_check.captures import captures_told
 from benchmarks.gpu_check.context import Context
 from benchmarks.gpu_check.engines import Engine, Step
 from benchmarks.gpu_check.figures import COPY, MATMUL, READ
@@ -26,7 +27,8 @@ _TARGET = 0.70
 def measure(context: Context) -> None:
     workload = context.scale.workload
     length = workload.prompt_len + workload.output_len
-    engine = load_engine(context, max(workload.batches), length)
+    with captures_told(context):
+        engine = load_engine(context, max(workload.batches), length)
     for batch in workload.batches:
         with context.case(speed_name(batch)):
             _run(context, engine, batch, WARM_UP_SEED)  # kernels for these shapes are compiled

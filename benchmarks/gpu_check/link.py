@@ -27,7 +27,8 @@ class Link:
         self.num_moved = context.scale.swap_blocks
         num_blocks = 2 * self.num_moved
         assert pool.shape[0] >= num_blocks
-        self._memory = HostPool(num_blocks, self.block_bytes, _nothing, _pinning(context))
+        self.pinning = TimedPinning(_pinning()) if context.on_gpu else None
+        self._memory = HostPool(num_blocks, self.block_bytes, _nothing, self.pinning)
         self._memory.wait_ready()
         self.num_unpinned = num_blocks - self._memory.num_pinned
         self.mover, self.description = self._make_mover(pool[:num_blocks])
@@ -78,9 +79,25 @@ class Link:
         self._memory.close()
 
 
-def _pinning(context: Context) -> Pinning | None:
-    if not context.on_gpu:
-        return None
+class TimedPinning:
+    """Pins as ``pinning`` does, and has how long each call took and how much they pinned."""
+
+    def __init__(self, pinning: Pinning) -> None:
+        self.seconds: list[float] = []
+        self.num_bytes = 0
+        self._pinning = pinning
+
+    def pin(self, address: int, num_bytes: int) -> None:
+        started = time.perf_counter()
+        self._pinning.pin(address, num_bytes)
+        self.seconds.append(time.perf_counter() - started)
+        self.num_bytes += num_bytes
+
+    def unpin(self, address: int) -> None:
+        self._pinning.unpin(address)
+
+
+def _pinning() -> Pinning:
     from tiering.movers.cuda_streams import CudaPinning
 
     return CudaPinning()

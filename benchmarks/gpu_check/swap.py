@@ -8,7 +8,7 @@ from __future__ import annotations
 from benchmarks.gpu_check.attention_inputs import make_pool
 from benchmarks.gpu_check.context import Context
 from benchmarks.gpu_check.figures import PINNED_BOTH, PINNED_IN, PINNED_OUT
-from benchmarks.gpu_check.link import Link
+from benchmarks.gpu_check.link import Link, TimedPinning
 from benchmarks.gpu_check.scales import BLOCK_SIZE
 from benchmarks.gpu_check.timing import Timing
 from tiering.types import TransferKind
@@ -28,6 +28,8 @@ def measure(context: Context) -> None:
         context.tell_facts({"swaps by": link.description})
         if context.on_gpu and link.num_unpinned:
             context.tell_failure("pinned host memory", f"{link.num_unpinned} slots are not; the log says why")
+        if link.pinning is not None:
+            tell_pinning(context, link.pinning)
         for name, kinds, limit in _WAYS:
             with context.case(name):
                 link.move(*kinds)
@@ -35,3 +37,11 @@ def measure(context: Context) -> None:
                 moved = len(kinds) * blocks * link.block_bytes
                 context.tell_rate(name, moved, timing, "GB/s", beside=limit, target=_TARGET)
         link.close()
+
+
+def tell_pinning(context: Context, pinning: TimedPinning) -> None:
+    """How long it takes by the GiB, and by the call, for which other calls of the driver may have to wait."""
+    if not pinning.seconds:
+        return
+    context.tell("pinning of host memory", sum(pinning.seconds) / (pinning.num_bytes / 2**30), "s/GiB")
+    context.tell_ms("one call of it", Timing.of(pinning.seconds))

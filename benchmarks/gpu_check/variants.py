@@ -25,14 +25,14 @@ def describe(tile: Tile) -> str:
 
 
 @contextlib.contextmanager
-def replaced(module: ModuleType, name: str, choose: Callable[..., object]) -> Iterator[None]:
-    """Have ``module`` choose by another function."""
-    before = getattr(module, name)
-    setattr(module, name, choose)
+def replaced(owner: ModuleType | type, name: str, function: Callable[..., object]) -> Iterator[None]:
+    """Have a module, or a class, use another function."""
+    before = getattr(owner, name)
+    setattr(owner, name, function)
     try:
         yield
     finally:
-        setattr(module, name, before)
+        setattr(owner, name, before)
 
 
 def measured(
