@@ -25,7 +25,7 @@ help:
 	@echo "make bench-tiers                               measure the KV tiers (about 10 minutes, idle machine)"
 	@echo "make bench-isolation                           measure what one client does to others (2 minutes, idle machine)"
 	@echo "make bench-sessions                            measure sessions that come back (30 minutes, idle machine)"
-	@echo "make gpu-check                                 test and measure on a CUDA GPU (8 minutes; docs/gpu.md)"
+	@echo "make gpu-check                                 test and measure on a CUDA GPU (at most 8 minutes; docs/gpu.md)"
 	@echo "make screenshots                               take the pictures of the chat page and of load tests anew (needs Chromium)"
 	@echo "make format                                    format the code"
 

@@ -42,7 +42,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.mark.timeout(150)
 def test_every_part_runs_to_its_end_without_a_gpu(tmp_path: Path) -> None:
-    """As on a GPU but for the sizes: what fails first there is then not the plumbing."""
+    """In tiny sizes, and with other code where there has to be a card: docs/gpu.md says which."""
     path = tmp_path / "found.json"
     command = [sys.executable, "-m", "benchmarks.gpu_check", "--device", "cpu", "--json", str(path)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

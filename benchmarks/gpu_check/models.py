@@ -1,7 +1,7 @@
 """The model of a check in an engine, put together as a server does it but for the weights.
 
-In a dry run it is put together of the GPU's parts too, with interpreted kernels on CPU tensors; only CUDA
-graphs, which there are none of, are left out.
+In a dry run it is put together of the GPU's parts too, with interpreted kernels on CPU tensors, but without
+what chooses them, warm-up and CUDA graphs.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Builder:
     window: int
 
     def on_gpu(self, num_blocks: int) -> Executor:
-        """What a server would use."""
+        """As a server puts it together, for as many sequences and tokens a step as are measured."""
         context = self.context
         config = EngineConfig(
             model="",
