@@ -182,17 +182,3 @@ def test_a_graph_draws_from_what_its_tensors_hold_then() -> None:
         columns[5].add_(1)
         graph.replay()
         assert torch.equal(found, draw(logits, *columns))
-
-
-def test_repeats_are_bit_equal() -> None:
-    """A race would show here, sooner or later."""
-    logits, columns = random_logits(64, 128256), tensors(settings(64), "cuda")
-    hidden = noise(64, 4096, device="cuda")
-    norm = TritonNorm(noise(4096, seed=1, device="cuda"), EPS, torch.bfloat16)
-    product = FixedTileLinear(noise(6144, 4096, seed=2, dtype=torch.bfloat16, device="cuda"))
-    first = draw(logits, *columns), norm(hidden), product(norm(hidden))
-    differing = torch.zeros((), dtype=torch.int64, device="cuda")
-    for _ in range(REPEATS):
-        again = draw(logits, *columns), norm(hidden), product(norm(hidden))
-        differing += sum((one != other).any() for one, other in zip(first, again, strict=True))
-    assert int(differing) == 0

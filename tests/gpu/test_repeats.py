@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from engine.attention.base import AttentionShape
-from engine.attention.triton.backend import TritonAttention
+from engine.attention.triton.backend import TritonAttention, kernel_shape
+from engine.attention.triton.combine import merge
+from engine.fused.block_copy import copy_blocks
 from engine.fused.ops import TritonOps
 from engine.fused.sampling import draw
 from tests.support.devices import HAS_GPU, ON_ANY_DEVICE
@@ -72,8 +74,9 @@ def test_what_is_never_written_shows() -> None:
 
 @ON_ANY_DEVICE
 @pytest.mark.parametrize("batch_invariant", [False, True])
-def test_attention(device: str, batch_invariant: bool) -> None:
-    batch = make_batch(SPANS, AttentionShape(8, 2, HEAD_DIM), DTYPE).to(device)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32] if HAS_GPU else [DTYPE])
+def test_attention(device: str, dtype: torch.dtype, batch_invariant: bool) -> None:
+    batch = make_batch(SPANS, AttentionShape(8, 2, HEAD_DIM), dtype).to(device)
     backend = TritonAttention(
         batch.pool,
         batch.shape,
@@ -105,6 +108,44 @@ def test_attention(device: str, batch_invariant: bool) -> None:
         return torch.cat([splits.work.flatten(), splits.starts])
 
     assert_always_the_same(split)
+
+
+@ON_ANY_DEVICE
+def test_merges(device: str) -> None:
+    """Of partial results with those of the rest of a context, in place."""
+    rows, num_heads = (300, 32) if HAS_GPU else (5, 4)
+    batch = make_batch(SPANS, AttentionShape(num_heads, 2, HEAD_DIM), DTYPE)
+    shape = kernel_shape(batch.pool, batch.shape)
+    generator = torch.Generator().manual_seed(0)
+    out, other = (
+        torch.randn((rows, num_heads, HEAD_DIM), generator=generator).to(device=device, dtype=DTYPE)
+        for _ in range(2)
+    )
+    lse, other_lse = (torch.randn((rows, num_heads), generator=generator).to(device) for _ in range(2))
+
+    def both() -> torch.Tensor:
+        merged, merged_lse = out.clone(), lse.clone()
+        merge(merged, merged_lse, other, other_lse, shape)
+        return torch.cat([merged.float().flatten(), merged_lse.flatten()])
+
+    assert_always_the_same(both)
+
+
+@ON_ANY_DEVICE
+def test_copies_of_blocks(device: str) -> None:
+    block = (32, 2, 8, 16, 128) if HAS_GPU else (2, 2, 1, 4, 8)
+    pool = torch.randn((24, *block), generator=torch.Generator().manual_seed(0)).to(
+        device=device, dtype=DTYPE
+    )
+    sources, targets = (torch.tensor(pairs, device=device) for pairs in (range(8), range(23, 15, -1)))
+
+    def copies() -> torch.Tensor:
+        pool[targets] = torch.nan
+        copy_blocks(pool, sources, targets)
+        assert torch.equal(pool[targets], pool[sources])
+        return pool.clone()
+
+    assert_always_the_same(copies)
 
 
 @ON_ANY_DEVICE
