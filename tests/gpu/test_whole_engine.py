@@ -1,19 +1,22 @@
 """A whole engine: the same greedy text with and without forced swaps, and by CUDA graphs and kernel by
 kernel.
 
-The model is tiny and random. Where exact equality is asked for, the engine is in deterministic mode, in which
-a row's result depends neither on its neighbours nor on how a prompt was cut; graphs are also tried in the
-other, in float32, whose rounding moves no maximum of a random model.
+The models are random: a tiny one, and one with heads, groups and a vocabulary as those that are served have.
+Where exact equality is asked for, the engine is in deterministic mode, in which a row's result depends
+neither on its neighbours nor on how a prompt was cut; graphs are also tried in the other, in float32, whose
+rounding moves no maximum of a random model.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.config import EngineConfig, MemorySize
 from engine.execution.gpu_runner import GpuRunner
@@ -27,6 +30,16 @@ from tests.support.tiny_models import make_model, random_tokens
 from tests.support.tiny_tokenizers import byte_level, save
 
 SIZES = {"hidden_size": 256, "num_hidden_layers": 3, "intermediate_size": 128}  # heads of 64
+SERVED_SIZES = {
+    "hidden_size": 512,
+    "num_hidden_layers": 2,
+    "intermediate_size": 1024,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 128,
+    "vocab_size": 128_256 if HAS_GPU else 300,
+    "tie_word_embeddings": True,
+}
 BLOCK_SIZE = 16
 WINDOW = 128
 OFF = MemorySize(num_bytes=0)
@@ -37,16 +50,32 @@ PROMPTS = [random_tokens(5 + 7 * index % 60, seed=index) for index in range(NUM_
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    made = make_model(**SIZES)
-    made.save_pretrained(directory)
+    return save_model(SIZES, tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def served_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(SERVED_SIZES, tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture
+def chosen_model(request: pytest.FixtureRequest) -> Path:
+    """The one of the fixture that is named."""
+    found: Path = request.getfixturevalue(request.param)
+    return found
+
+
+def save_model(sizes: dict[str, object], directory: Path) -> Path:
+    make_model(**sizes).save_pretrained(directory)
     save(byte_level(), directory)
     return directory
 
 
 def config(model: Path, device: str, num_blocks: int, **settings: object) -> EngineConfig:
-    dtype = {"float32": 4, "bfloat16": 2}[str(settings.setdefault("dtype", "float32"))]
-    block_bytes = 3 * 2 * 2 * BLOCK_SIZE * 64 * dtype
+    dtype_bytes = {"float32": 4, "bfloat16": 2}[str(settings.setdefault("dtype", "float32"))]
+    sizes = json.loads((model / "config.json").read_text())
+    heads = sizes["num_key_value_heads"] * sizes["head_dim"]
+    block_bytes = sizes["num_hidden_layers"] * 2 * BLOCK_SIZE * heads * dtype_bytes
     return EngineConfig(
         model=str(model),
         device=device,
@@ -89,8 +118,15 @@ def generate(settings: EngineConfig, *, preempts: bool = False) -> tuple[list[li
 
 
 @ON_ANY_DEVICE
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"] if HAS_GPU else ["float32"])
-def test_greedy_text_with_and_without_forced_swaps(model: Path, device: str, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("chosen_model", "dtype"),
+    [("model", "float32"), ("model", "bfloat16"), ("served_model", "bfloat16")]
+    if HAS_GPU
+    else [("model", "float32"), ("served_model", "float32")],
+    indirect=["chosen_model"],
+)
+def test_greedy_text_with_and_without_forced_swaps(chosen_model: Path, device: str, dtype: str) -> None:
+    model = chosen_model
     exact = {"dtype": dtype, "deterministic": True, "restore": "swap"}
     num_blocks = WINDOW // BLOCK_SIZE * (NUM_REQUESTS + 2)
     expected, stats = generate(config(model, device, num_blocks, host_kv=OFF, **exact))
@@ -130,13 +166,17 @@ def step_through(runner: object, prompts: Sequence[Sequence[int]], num_tokens: i
 
 @ON_ANY_DEVICE
 @pytest.mark.parametrize(
-    ("dtype", "deterministic"), [("float32", False), ("bfloat16", True)] if HAS_GPU else [("float32", False)]
+    ("chosen_model", "dtype", "deterministic"),
+    [("model", "float32", False), ("model", "bfloat16", True), ("served_model", "bfloat16", True)]
+    if HAS_GPU
+    else [("model", "float32", False), ("served_model", "float32", False)],
+    indirect=["chosen_model"],
 )
 def test_graphs_compute_what_kernels_launched_one_by_one_do(
-    model: Path, device: str, dtype: str, deterministic: bool
+    chosen_model: Path, device: str, dtype: str, deterministic: bool
 ) -> None:
     """At sizes that are captured and at those that are padded."""
-    settings = config(model, device, 140, dtype=dtype, deterministic=deterministic, host_kv=OFF)
+    settings = config(chosen_model, device, 140, dtype=dtype, deterministic=deterministic, host_kv=OFF)
     runner, batches = load_runner(settings, lambda *_: None).runner, (1, 3, 8, 13) if HAS_GPU else (2,)
     replayed = [step_through(runner, PROMPTS[:size], 12) for size in batches]
     assert isinstance(runner, GpuRunner) or device == "cpu"
@@ -144,6 +184,14 @@ def test_graphs_compute_what_kernels_launched_one_by_one_do(
         assert runner.graphs is not None and len(runner.graphs) > 0, "nothing was captured"
         runner.graphs = None
     assert [step_through(runner, PROMPTS[:size], 12) for size in batches] == replayed
+
+
+def step_inputs(runner: object) -> list[torch.Tensor]:
+    """What a GPU made of the plan that it was sent."""
+    if not isinstance(runner, GpuRunner):
+        return []
+    names = ("token_ids", "positions", "slot_mapping", "query_start", "context_start", "seq_lens")
+    return [getattr(runner._buffers, name) for name in names]
 
 
 @ON_ANY_DEVICE
@@ -165,6 +213,14 @@ def test_a_decode_step_has_the_same_tokens_a_thousand_times(model: Path, device:
             for index, (token, start) in enumerate(plans)
         )
     )
-    first = runner.execute(plan).samples
+
+    def execute() -> tuple[object, list[torch.Tensor]]:
+        for made in step_inputs(runner):
+            made.zero_()
+        return runner.execute(plan).samples, [made.clone() for made in step_inputs(runner)]
+
+    first, first_inputs = execute()
     for _ in range(1000 if HAS_GPU else 3):
-        assert runner.execute(plan).samples == first
+        samples, inputs = execute()
+        assert samples == first
+        assert all(torch.equal(one, other) for one, other in zip(inputs, first_inputs, strict=True))
