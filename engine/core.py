@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import abc
 from collections.abc import Callable
-from typing import Protocol
 
 from engine import recount
 from engine.grammar_room import Compiler, GrammarRoom, NoCompiler
@@ -25,7 +24,7 @@ from engine.messages import (
     TokenDelta,
 )
 from engine.request import SequenceGroup
-from engine.schedule import SchedulerOutput, StepOutput
+from engine.schedule import Executor as Executor
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.stats import EngineStats, KvCosts, SequenceKv, TierStats, TransferStats
@@ -34,12 +33,6 @@ from tiering.block_manager import BlockManager
 from tiering.block_pool import BlockPool
 from tiering.transfers import TransferEngine
 from tiering.types import Tier, TransferKind
-
-
-class Executor(Protocol):
-    """Carries out a step: one forward and sampling."""
-
-    def execute(self, plan: SchedulerOutput) -> StepOutput: ...
 
 
 def _no_new_blocks() -> int:

@@ -1,13 +1,14 @@
 """The values that pass between deciding and doing: SchedulerOutput out, StepOutput back.
 
 Plain data, no torch. The scheduler builds a ``SchedulerOutput``; a runner of ``execution`` carries it
-out and answers with a ``StepOutput``; ``Scheduler.update`` then advances the state.
+out (an ``Executor``) and answers with a ``StepOutput``; ``Scheduler.update`` then advances the state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from engine.messages import PromptLogprobs, SamplingParams, TokenLogprobs
 from tiering.types import BlockCopy
@@ -124,3 +125,11 @@ class StepOutput:
 
     samples: tuple[Sample, ...]
     scores: tuple[Score, ...] = ()
+
+
+class Executor(Protocol):
+    """Carries out steps."""
+
+    def execute(self, plan: SchedulerOutput) -> StepOutput:
+        """One forward and sampling, and wait for it."""
+        ...

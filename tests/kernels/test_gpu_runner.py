@@ -26,7 +26,7 @@ from engine.loading.checkpoint import Checkpoint, open_checkpoint
 from engine.messages import Grammar, SamplingParams
 from engine.models.layers import TorchOps
 from engine.models.llama import LlamaModel
-from engine.schedule import SampleSpec, ScheduledChunk, SchedulerOutput, StepOutput
+from engine.schedule import Executor, SampleSpec, ScheduledChunk, SchedulerOutput, StepOutput
 from tests.support.gpu_runners import (
     BLOCK_SIZE,
     NUM_BLOCKS,
@@ -37,7 +37,7 @@ from tests.support.gpu_runners import (
     new_pool,
     repeat_for_graphs,
 )
-from tests.support.random_lives import Lives, Runner
+from tests.support.random_lives import Lives
 from tests.support.real_backend import RealBackend, load_deterministic
 from tests.support.small_engine import SmallEngine
 from tests.support.tiny_models import make_model, oracle_greedy, random_tokens
@@ -239,7 +239,7 @@ def test_texts_of_a_whole_engine(directory: Path, tmp_path: Path, restore: str) 
     checkpoint = open_checkpoint(str(directory), "auto", 0)
     ops, shape = TorchOps(torch.float32, deterministic=True), attention_shape(checkpoint)
 
-    def texts(make: Callable[[LlamaModel], Runner], num_blocks: int, name: str) -> list[list[int]]:
+    def texts(make: Callable[[LlamaModel], Executor], num_blocks: int, name: str) -> list[list[int]]:
         model = new_model(checkpoint, ReferenceAttention(loaded.pool, shape), ops)
         mine = dataclasses.replace(loaded, runner=make(model))
         backend = RealBackend(mine, 24, 0, tmp_path / name)
@@ -262,7 +262,7 @@ def test_texts_of_a_whole_engine(directory: Path, tmp_path: Path, restore: str) 
 
     recorders = []
 
-    def make_gpu(model: LlamaModel) -> Runner:
+    def make_gpu(model: LlamaModel) -> Executor:
         runner = GpuRunner(model, loaded.pool, BLOCK_SIZE, LIMITS, draw_like_torch)
         recorders.append(repeat_for_graphs(runner, is_strict=False))
         return WithTablesChecked(runner)

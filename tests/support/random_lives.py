@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from hypothesis import strategies as st
 
 from engine.messages import SamplingParams
-from engine.schedule import SampleSpec, ScheduledChunk, SchedulerOutput, ScoreSpec, StepOutput
+from engine.schedule import Executor, SampleSpec, ScheduledChunk, SchedulerOutput, ScoreSpec
 from tiering.types import BlockCopy, BlockId
 
 PARAMS = (
@@ -25,10 +24,6 @@ PARAMS = (
     {"temperature": 1.0, "repetition_penalty": 1.3},
     {"temperature": 0.0, "logit_bias": {5: 2.0}},
 )
-
-
-class Runner(Protocol):
-    def execute(self, plan: SchedulerOutput) -> StepOutput: ...
 
 
 @dataclass(slots=True)
@@ -47,7 +42,10 @@ class Lives:
     """Sequences over the blocks of both pools. Each ``step`` makes a plan and has both execute it."""
 
     def __init__(
-        self, data: st.DataObject, runners: tuple[Runner, Runner], pools: tuple[torch.Tensor, torch.Tensor]
+        self,
+        data: st.DataObject,
+        runners: tuple[Executor, Executor],
+        pools: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
         self._draw = data.draw
         self._runners = runners

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Protocol
 
-from engine.core import EngineCore, Executor
+from engine.core import EngineCore
 from engine.grammar_room import Compiler
 from engine.messages import (
     AddRequest,
@@ -22,7 +22,7 @@ from engine.messages import (
     SamplingParams,
     StepReport,
 )
-from engine.schedule import SchedulerOutput, StepOutput
+from engine.schedule import Executor, SchedulerOutput, StepOutput
 from engine.scheduler import Scheduler, SchedulerConfig
 from tests.support.fake_kv import VOCAB_SIZE, FakeKvExecutor, FakeMemory
 from tiering.block_manager import BlockManager
