@@ -20,22 +20,18 @@ from engine.execution.cuda_graphs import CudaRecorder, MemoryUse, Progress, Reco
 from engine.execution.grammars import GrammarMasks
 from engine.execution.hardware import Hardware
 from engine.execution.model_runner import ModelRunner
-from engine.execution.warm_up import SHORTEST_PROMPT, warm_up
+from engine.execution.warm_up import SHORTEST_PROMPT, warm_up, warm_up_prompt
 from engine.models.layers import Ops, TorchOps
 from engine.models.llama import LlamaModel
-from engine.schedule import SchedulerOutput, StepOutput
+from engine.schedule import Executor
 
 logger = logging.getLogger(__name__)
 
 
-class Runner(Protocol):
+class Runner(Executor, Protocol):
     """Executes plans. Without ``masks`` no plan may have grammars."""
 
     masks: GrammarMasks | None
-
-    def execute(self, plan: SchedulerOutput) -> StepOutput:
-        """Carry out a step, and wait for it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +91,7 @@ class Parts:
         block_size = self.config.block_size
         if not self._is_gpu:
             plain = ModelRunner(model, pool, block_size)
-            warm_up(plain, block_size)
+            warm_up(plain, block_size, len(pool))
             return plain, ()
         from engine.execution.gpu_runner import GpuRunner
         from engine.execution.step_buffers import StepLimits
@@ -103,10 +99,13 @@ class Parts:
         max_num_rows = max(self.config.max_num_batched_tokens, SHORTEST_PROMPT)
         limits = StepLimits(self.config.max_num_seqs, max_num_rows, max_model_len)
         runner = GpuRunner(model, pool, block_size, limits)
-        warm_up(runner, block_size, prompt_lengths(max_num_rows, max_model_len))
+        lengths = prompt_lengths(max_num_rows, max_model_len)
+        warm_up(runner, block_size, len(pool), lengths)
         if isinstance(attention, ReferenceAttention):
             return runner, (f"{attention.name} attention fits no CUDA graphs, so steps take longer.",)
-        return runner, _capture(runner.capture_graphs, pool.device, on_progress)
+        notes = _capture(runner.capture_graphs, pool.device, on_progress)
+        warm_up_prompt(runner, block_size, lengths[-1])  # for captures give back the memory that it took
+        return runner, notes
 
 
 def _capture(

@@ -7,19 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.core import Executor
 from engine.messages import SamplingParams
-from engine.schedule import SampleSpec, ScheduledChunk, SchedulerOutput
+from engine.schedule import Executor, SampleSpec, ScheduledChunk, SchedulerOutput
+from tiering.types import BlockCopy, BlockId
 
 WARM_UP_TOKENS = 3  # positions that the shortest warm-up computes, be the window ever so short
 SHORTEST_PROMPT = WARM_UP_TOKENS - 1
 
 
-def warm_up(runner: Executor, block_size: int, prompt_lengths: Sequence[int] = (SHORTEST_PROMPT,)) -> None:
-    """Compute prompts of these lengths, one a step, and a decode after the shortest."""
+def warm_up(
+    runner: Executor, block_size: int, num_blocks: int, prompt_lengths: Sequence[int] = (SHORTEST_PROMPT,)
+) -> None:
+    """Compute prompts of these lengths, one a step, and a decode after the shortest; copy a block."""
     for length in prompt_lengths:
-        _compute(runner, block_size, 0, length)
+        warm_up_prompt(runner, block_size, length)
     _compute(runner, block_size, SHORTEST_PROMPT, 1)
+    if num_blocks > 1:
+        runner.execute(SchedulerOutput((), (BlockCopy(BlockId(0), BlockId(1)),)))
+
+
+def warm_up_prompt(runner: Executor, block_size: int, length: int) -> None:
+    """Compute a prompt in one step."""
+    _compute(runner, block_size, 0, length)
 
 
 def _compute(runner: Executor, block_size: int, start: int, num_rows: int) -> None:

@@ -23,7 +23,7 @@ from engine.execution.runner import LoadedRunner, load_runner
 from engine.fused.ops import TritonOps
 from engine.messages import SamplingParams
 from engine.models.layers import TorchOps
-from engine.schedule import SampleSpec, ScheduledChunk, SchedulerOutput
+from engine.schedule import SampleSpec, ScheduledChunk, SchedulerOutput, StepOutput
 from tests.support.repeated_graphs import RepeatingRecorder
 from tests.support.tiny_models import make_model, oracle_greedy, random_tokens
 from tests.support.tiny_tokenizers import byte_level, save
@@ -118,6 +118,21 @@ def test_what_is_loaded_for_a_gpu_steps_at_once(directory: Path, monkeypatch: py
         ids.append(loaded.runner.execute(SchedulerOutput((chunk,))).samples[0].tokens[0].token_id)
     assert ids[9:] == oracle_greedy(make_model(num_hidden_layers=1), prompt, 3)
     assert recorder.num_replays == 2
+
+
+@pytest.mark.usefixtures("multiprocessors")
+def test_the_longest_prompt_comes_last(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture gives back what no graph holds, and would leave it to the first request to take it anew."""
+    steps: list[tuple[int, bool]] = []
+    execute = GpuRunner.execute
+
+    def noted(self: GpuRunner, plan: SchedulerOutput) -> StepOutput:
+        steps.append((plan.num_tokens, self.graphs is not None))
+        return execute(self, plan)
+
+    monkeypatch.setattr(GpuRunner, "execute", noted)
+    load(directory, monkeypatch, RepeatingRecorder((), is_strict=False))
+    assert (9, False) in steps and steps[-1] == (9, True)
 
 
 @pytest.mark.usefixtures("multiprocessors")
