@@ -6,6 +6,7 @@ here. Nothing depends on how many rows a step has, or a row's result would too. 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,6 +35,7 @@ def _cdiv(value: int, divisor: int) -> int:
 # ---- inputs, norm, activation, copies ----------------------------------------------------------
 
 
+@functools.cache
 def step_inputs_launch(block_size: int, table_width: int) -> Launch:
     constants: dict[str, Constant] = {
         "TABLE_WIDTH": table_width,
@@ -44,6 +46,7 @@ def step_inputs_launch(block_size: int, table_width: int) -> Launch:
     return Launch(constants)
 
 
+@functools.cache
 def norm_launch(width: int) -> Launch:
     """A program has a row of ``width`` elements whole."""
     assert 0 < width <= WIDEST_ROW
@@ -51,6 +54,7 @@ def norm_launch(width: int) -> Launch:
     return Launch({"WIDTH": width, "TILE": tile}, num_warps=max(tile // 1024, 4))
 
 
+@functools.cache
 def activation_launch(width: int) -> Launch:
     return Launch({"WIDTH": width, "TILE": _ACTIVATIONS_OF_PROGRAM})
 
@@ -60,6 +64,7 @@ def activation_programs(width: int) -> int:
     return _cdiv(width, _ACTIVATIONS_OF_PROGRAM)
 
 
+@functools.cache
 def block_copy_launch(block_words: int) -> Launch:
     return Launch({"BLOCK_WORDS": block_words, "TILE": _WORDS_OF_PROGRAM}, num_warps=8)
 
@@ -96,6 +101,7 @@ def matmul_tile(element_bytes: int, num_columns: int) -> MatmulTile:
     return MatmulTile(64, 128, 64, num_warps=4, num_stages=4, programs=1)
 
 
+@functools.cache
 def matmul_launch(element_bytes: int, num_columns: int, depth: int) -> Launch:
     tile = matmul_tile(element_bytes, num_columns)
     constants: dict[str, Constant] = {
@@ -131,18 +137,22 @@ def _slices(vocab_size: int) -> dict[str, Constant]:
     return {"NUM_SLICES": count, "SLICES": max(32, _next_power_of_two(count))}
 
 
+@functools.cache
 def summarize_launch(vocab_size: int) -> Launch:
     return Launch({"VOCAB": vocab_size, "TILE": _vocabulary_tile(vocab_size, _SLICE)}, num_warps=8)
 
 
+@functools.cache
 def limits_launch(vocab_size: int) -> Launch:
     tile = _vocabulary_tile(vocab_size, _SEARCH)
     return Launch({"VOCAB": vocab_size, **_slices(vocab_size), "TILE": tile}, num_warps=32)
 
 
+@functools.cache
 def chances_launch(vocab_size: int) -> Launch:
     return Launch({"VOCAB": vocab_size, "TILE": _vocabulary_tile(vocab_size, _SLICE)}, num_warps=8)
 
 
+@functools.cache
 def pick_launch(vocab_size: int) -> Launch:
     return Launch(_slices(vocab_size), num_warps=1)

@@ -7,7 +7,7 @@ Pure, and without triton: what launches a kernel and what checks its binary with
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 Constant = int | float | bool | None
@@ -33,6 +33,10 @@ class Launch:
     num_stages: int = 1
     programs: int | None = None
     fuse: bool = True
+    _keywords: dict[str, Constant] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_keywords", {**self.constants, **self.options()})
 
     def registers(self, programs: int) -> int:
         """What a thread may have of them if so many programs run side by side; they are granted by eights."""
@@ -40,8 +44,8 @@ class Launch:
         return min(share // 8 * 8, _REGISTERS_OF_THREAD)
 
     def keywords(self) -> dict[str, Constant]:
-        """For ``kernel[grid](...)``."""
-        return {**self.constants, **self.options()}
+        """For ``kernel[grid](...)``: made once, since steps without a graph launch hundreds of kernels."""
+        return self._keywords
 
     def options(self) -> dict[str, Constant]:
         """For the compiler."""

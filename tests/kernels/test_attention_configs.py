@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from engine.attention.triton.configs import (
     KernelShape,
+    decode_launch,
     decode_tile,
     extend_launch,
     extend_tile,
@@ -62,6 +65,15 @@ def test_only_the_batch_invariant_rounds_each_operation() -> None:
     shape = shape_of("bf16", 128, 4)
     tile = invariant_tile(shape)
     assert extend_launch(shape, tile).fuse and not extend_launch(shape, tile, batch_invariant=True).fuse
+
+
+def test_what_a_launch_is_compiled_with_is_made_once() -> None:
+    """A step without graphs launches hundreds of kernels, and has the device wait for the host."""
+    one, other = (shape_of("bf16", 128, 4) for _ in range(2))
+    assert decode_launch(one).keywords() is decode_launch(other).keywords()
+    launch = decode_launch(one)
+    assert launch.keywords() == {**launch.constants, **launch.options()}
+    assert replace(launch, num_warps=8).keywords()["num_warps"] == 8 != launch.num_warps
 
 
 def test_the_register_has_every_kernel_with_every_head_size_and_dtype() -> None:

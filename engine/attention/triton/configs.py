@@ -8,6 +8,7 @@ Runs on: step thread.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -117,6 +118,7 @@ def decode_tile(shape: KernelShape) -> Tile:
     return _smallest_tile(shape)
 
 
+@functools.cache
 def decode_launch(shape: KernelShape) -> Launch:
     tile = decode_tile(shape)
     constants = {**shape.paging(), "ROWS": tile.rows, "TILE": tile.tokens}
@@ -142,6 +144,7 @@ def max_pieces(at_once: int, max_num_seqs: int) -> int:
     return at_once * _WAVES + max_num_seqs
 
 
+@functools.cache
 def splits_launch(shape: KernelShape, max_num_seqs: int, at_once: int) -> Launch:
     constants = {
         "MAX_SEQS": max(_LEAST_VECTOR, next_power_of_two(max_num_seqs)),
@@ -153,6 +156,7 @@ def splits_launch(shape: KernelShape, max_num_seqs: int, at_once: int) -> Launch
     return Launch(constants)
 
 
+@functools.cache
 def combine_launch(shape: KernelShape) -> Launch:
     constants = {
         "HEADS": shape.num_heads,
@@ -163,6 +167,7 @@ def combine_launch(shape: KernelShape) -> Launch:
     return Launch(constants, num_warps=1 if shape.padded_dim <= 128 else 2, programs=16)
 
 
+@functools.cache
 def merge_launch(shape: KernelShape) -> Launch:
     constants = {"HEADS": shape.num_heads, "HEAD_DIM": shape.head_dim, "PADDED_DIM": shape.padded_dim}
     return Launch(constants, num_warps=1, programs=16)
@@ -194,6 +199,7 @@ def query_block(shape: KernelShape, tile: Tile) -> int:
     return tile.rows // shape.group_size
 
 
+@functools.cache
 def extend_launch(shape: KernelShape, tile: Tile, *, batch_invariant: bool = False) -> Launch:
     """``batch_invariant``: every tile of context takes the same instructions, whatever rows are beside it."""
     constants = {
@@ -210,6 +216,7 @@ def extend_launch(shape: KernelShape, tile: Tile, *, batch_invariant: bool = Fal
 # ---- rotate and store --------------------------------------------------------------------------
 
 
+@functools.cache
 def rotate_store_launch(shape: KernelShape) -> Launch:
     constants = {
         "HEADS": shape.num_heads,
