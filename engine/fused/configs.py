@@ -10,7 +10,7 @@ import functools
 from dataclasses import dataclass
 from typing import Final
 
-from engine.kernels.launch import Constant, Launch
+from engine.kernels.launch import Constant, Launch, ceil_div, next_power_of_two
 
 WIDEST_ROW: Final = 16384  # elements of a row that one program can hold without spilling
 RECORD_WORDS: Final = 8  # of 32 bits, of a sequence in a step: see engine.execution.step_layout
@@ -22,14 +22,6 @@ _SEARCH: Final = 4096  # tokens that a search looks at together
 _ROWS_EXPANDED: Final = 256  # or entries of a block table, that a sequence's program writes together
 _ROW_TILES_TOGETHER: Final = 8  # whose programs run side by side, so that they find columns in the cache
 _MANY_COLUMNS: Final = 16384  # from here on wide tiles still give every multiprocessor one
-
-
-def _next_power_of_two(value: int) -> int:
-    return 1 << (value - 1).bit_length()
-
-
-def _cdiv(value: int, divisor: int) -> int:
-    return -(-value // divisor)
 
 
 # ---- inputs, norm, activation, copies ----------------------------------------------------------
@@ -50,7 +42,7 @@ def step_inputs_launch(block_size: int, table_width: int) -> Launch:
 def norm_launch(width: int) -> Launch:
     """A program has a row of ``width`` elements whole."""
     assert 0 < width <= WIDEST_ROW
-    tile = max(128, _next_power_of_two(width))
+    tile = max(128, next_power_of_two(width))
     return Launch({"WIDTH": width, "TILE": tile}, num_warps=max(tile // 1024, 4))
 
 
@@ -61,7 +53,7 @@ def activation_launch(width: int) -> Launch:
 
 def activation_programs(width: int) -> int:
     """Programs that share a row."""
-    return _cdiv(width, _ACTIVATIONS_OF_PROGRAM)
+    return ceil_div(width, _ACTIVATIONS_OF_PROGRAM)
 
 
 @functools.cache
@@ -71,7 +63,7 @@ def block_copy_launch(block_words: int) -> Launch:
 
 def block_copy_programs(block_words: int) -> int:
     """Programs that share a block."""
-    return _cdiv(block_words, _WORDS_OF_PROGRAM)
+    return ceil_div(block_words, _WORDS_OF_PROGRAM)
 
 
 # ---- products ----------------------------------------------------------------------------------
@@ -117,24 +109,24 @@ def matmul_launch(element_bytes: int, num_columns: int, depth: int) -> Launch:
 
 def matmul_programs(element_bytes: int, num_rows: int, num_columns: int) -> int:
     tile = matmul_tile(element_bytes, num_columns)
-    return _cdiv(num_rows, tile.rows) * _cdiv(num_columns, tile.columns)
+    return ceil_div(num_rows, tile.rows) * ceil_div(num_columns, tile.columns)
 
 
 # ---- draws -------------------------------------------------------------------------------------
 
 
 def _vocabulary_tile(vocab_size: int, most: int) -> int:
-    return min(most, max(128, _next_power_of_two(vocab_size)))
+    return min(most, max(128, next_power_of_two(vocab_size)))
 
 
 def num_slices(vocab_size: int) -> int:
     """Programs that share a row, where slices are looked at each by itself."""
-    return _cdiv(vocab_size, _vocabulary_tile(vocab_size, _SLICE))
+    return ceil_div(vocab_size, _vocabulary_tile(vocab_size, _SLICE))
 
 
 def _slices(vocab_size: int) -> dict[str, Constant]:
     count = num_slices(vocab_size)
-    return {"NUM_SLICES": count, "SLICES": max(32, _next_power_of_two(count))}
+    return {"NUM_SLICES": count, "SLICES": max(32, next_power_of_two(count))}
 
 
 @functools.cache

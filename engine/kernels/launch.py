@@ -19,6 +19,14 @@ _REGISTERS_OF_THREAD = 255
 _WARP_SIZE = 32
 
 
+def next_power_of_two(value: int) -> int:
+    return 1 << (value - 1).bit_length()
+
+
+def ceil_div(value: int, divisor: int) -> int:
+    return -(-value // divisor)
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """What a kernel is compiled with.

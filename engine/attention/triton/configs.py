@@ -12,7 +12,7 @@ import functools
 import math
 from dataclasses import dataclass
 
-from engine.kernels.launch import Constant, Launch
+from engine.kernels.launch import Constant, Launch, ceil_div, next_power_of_two
 
 _LOG2_E = 1.4426950408889634
 _MIN_DOT_ROWS = 16  # the smallest left factor that tensor cores take
@@ -23,10 +23,6 @@ _LEAST_SPLIT = 256  # tokens: below that, merging costs more than a second progr
 _LEAST_VECTOR = 32  # elements: one a thread of a warp
 _HEADS_OF_PROGRAM = 16  # in rotate_store
 _SPLITS_OF_PASS = 8  # partial results that combine reads at once
-
-
-def next_power_of_two(value: int) -> int:
-    return 1 << (value - 1).bit_length()
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,4 +231,4 @@ def rotate_store_launch(shape: KernelShape) -> Launch:
 
 def rotate_store_programs(shape: KernelShape) -> int:
     """Programs that share a row's heads, Q, K and V together."""
-    return -(-(shape.num_heads + 2 * shape.num_kv_heads) // _HEADS_OF_PROGRAM)
+    return ceil_div(shape.num_heads + 2 * shape.num_kv_heads, _HEADS_OF_PROGRAM)
