@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import torch
 
+from engine.config import ConfigError
 from engine.fused.activation import silu_and_mul
+from engine.fused.configs import WIDEST_ROW
 from engine.fused.matmul import FixedTileLinear
 from engine.fused.norm import TritonNorm
-from engine.models.layers import Activation, Linear, Norm, Ops, TorchLinear
+from engine.models.layers import Activation, Linear, Norm, Ops, TorchLinear, TorchNorm
 
 
 class TritonOps(Ops):
@@ -25,7 +27,12 @@ class TritonOps(Ops):
         return FixedTileLinear(weight, bias) if self._deterministic else TorchLinear(weight, bias)
 
     def norm(self, weight: torch.Tensor, eps: float) -> Norm:
-        return TritonNorm(weight, eps, self.dtype)
+        """torch's own of rows that no program can hold. Raises ConfigError if the deterministic need one."""
+        if len(weight) <= WIDEST_ROW:
+            return TritonNorm(weight, eps, self.dtype)
+        if self._deterministic:
+            raise ConfigError(f"--deterministic knows no hidden states of size {len(weight)} on a GPU.")
+        return TorchNorm(weight, eps, self.dtype)
 
     def activation(self) -> Activation:
         return silu_and_mul

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.config import ConfigError
+from engine.fused.configs import WIDEST_ROW
 from engine.fused.matmul import FixedTileLinear
 from engine.fused.norm import TritonNorm
 from engine.fused.ops import TritonOps
 from engine.loading.checkpoint import open_checkpoint
-from engine.models.layers import TorchLinear
+from engine.models.layers import TorchLinear, TorchNorm
 from tests.support import tiny_models
 from tests.support.interpreted_products import multiply_by_row
 from tests.support.tiny_models import Loaded, make_model, random_tokens
@@ -34,6 +36,14 @@ def test_which_parts_there_are() -> None:
     norm = TritonOps(torch.float16).norm(torch.ones(4), 1e-5)
     assert isinstance(norm, TritonNorm)
     assert norm.dtype is torch.float16
+
+
+def test_hidden_states_that_no_program_can_hold() -> None:
+    assert isinstance(TritonOps(torch.float32).norm(torch.ones(WIDEST_ROW), 1e-5), TritonNorm)
+    wider = torch.ones(WIDEST_ROW + 64)
+    assert isinstance(TritonOps(torch.float32).norm(wider, 1e-5), TorchNorm)
+    with pytest.raises(ConfigError, match=r"--deterministic .* 16448 .*\.$"):
+        TritonOps(torch.float32, deterministic=True).norm(wider, 1e-5)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

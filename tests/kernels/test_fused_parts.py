@@ -69,7 +69,9 @@ def test_rows_stand_alone(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -
     assert_by_row(silu_and_mul, noise(20, 200, dtype=dtype))
 
 
-@pytest.mark.parametrize("shape", [(20, 2, 2, 2, 16, 8), (9, 3, 2, 1, 4, 16), (8, 2, 2, 5, 16, 64)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(20, 2, 2, 2, 16, 8), (9, 3, 2, 1, 4, 16), (8, 2, 2, 5, 16, 64), (9, 1, 2, 1, 1, 5)], ids=str
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
 def test_copies(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     pool = noise(*shape, dtype=dtype)
