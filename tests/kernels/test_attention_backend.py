@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 import os
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.attention.base import AttentionMetadata, AttentionShape
-from engine.attention.triton.backend import is_supported
+from engine.attention.triton import extend as extend_module
+from engine.attention.triton.backend import is_supported, kernel_shape
+from engine.attention.triton.configs import invariant_tile
 from tests.support.paged_attention import Batch, make_batch, metadata
 from tests.support.triton_batches import MIXED, assert_right, backend
 
@@ -32,6 +35,29 @@ EDGES = (0, 1, 15, 16, 17, 31, 32, 33, 63, 64, 65)  # of blocks and tiles
 
 
 @DTYPES
+class Launches:
+    """In a kernel's place: notes the grid."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        self.grid = grid
+        return lambda *arguments, **constants: None
+
+
+def test_a_step_may_have_more_rows_than_an_axis_of_a_grid_but_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In deterministic mode with large groups a program has one row, and other axes end at 65,535."""
+    launches, num_rows = Launches(), 70_000
+    monkeypatch.setattr(extend_module, "extend_kernel", launches)
+    batch = make_batch(((0, 1), (3, 2)), AttentionShape(32, 2, 16))
+    shape = kernel_shape(batch.pool, batch.shape)
+    query = torch.empty(1).expand(num_rows, 32, 16)
+    extend_module.extend(
+        query, batch.pool[:, 0], batch.metadata, 0, query, None, shape, invariant_tile(shape)
+    )
+    assert launches.grid == (2 * (num_rows + 2),)
+
+
 @INVARIANT
 def test_a_ragged_batch_agrees_with_the_oracle(dtype: torch.dtype, batch_invariant: bool) -> None:
     batch = make_batch(MIXED, AttentionShape(3, 1, 32), dtype)

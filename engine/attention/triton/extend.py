@@ -76,10 +76,10 @@ def extend_kernel(
     ROWS: tl.constexpr, QUERY_BLOCK: tl.constexpr, TILE: tl.constexpr,
     WINDOW: tl.constexpr, INVARIANT: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One KV head of one query block: the grid is (KV heads, query blocks)."""
-    kv_head = tl.program_id(0)
+    """One KV head of one query block: the grid is all of them, for its first axis alone may be long."""
+    kv_head, block = tl.program_id(0) % (HEADS // GROUP), tl.program_id(0) // (HEADS // GROUP)
     base = tl.load(query_start + first_seq)
-    sequence, number = find_sequence(query_start, first_seq, num_seqs, base, tl.program_id(1), QUERY_BLOCK)
+    sequence, number = find_sequence(query_start, first_seq, num_seqs, base, block, QUERY_BLOCK)
     begin_row, end_row = tl.load(query_start + sequence), tl.load(query_start + sequence + 1)
     num_rows = end_row - begin_row
     num_blocks = tl.cdiv(num_rows, QUERY_BLOCK)
@@ -153,7 +153,7 @@ def extend(
     num_rows = query.shape[0] - first_seq
     num_blocks = num_rows // query_block(shape, tile) + num_seqs
     tables = metadata.block_tables
-    extend_kernel[(shape.num_kv_heads, num_blocks)](
+    extend_kernel[(shape.num_kv_heads * num_blocks,)](
         query, kv, metadata.query_start, metadata.context_start, metadata.seq_lens,
         tables, tables.stride(0), first_seq, num_seqs, out, lse,
         **extend_launch(shape, tile, batch_invariant=batch_invariant).keywords(),
