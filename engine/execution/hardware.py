@@ -14,7 +14,7 @@ import torch
 from engine.config import ConfigError, EngineConfig, MemorySize
 
 _DEFAULT_RAM_SHARE = 0.25
-_DEFAULT_HBM_SHARE = 0.90  # of what is free once the weights are there
+_DEFAULT_HBM_SHARE = 0.90  # of what is free once the weights are there, if steps need no more than the rest
 _NATIVE_BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
@@ -69,14 +69,22 @@ def _has_native_bf16() -> bool:
     return False
 
 
-def pool_bytes(size: MemorySize | None, device: torch.device) -> int:
-    """Bytes of the device tier. Raises ConfigError if the device has not that much available."""
+def pool_bytes(size: MemorySize | None, device: torch.device, step_bytes: int = 0) -> int:
+    """Bytes of the device tier, which leaves ``step_bytes`` of a GPU's memory to steps.
+
+    Raises ConfigError if the device has not that much available.
+    """
     memory = device_memory(device)
     if size is None:
         if device.type == "cuda":
-            return int(_DEFAULT_HBM_SHARE * memory.available)
+            return max(0, min(int(_DEFAULT_HBM_SHARE * memory.available), memory.available - step_bytes))
         return int(min(_DEFAULT_RAM_SHARE * memory.total, memory.available))
     wanted = size.resolve(memory.total)
+    if memory.available - step_bytes < wanted <= memory.available:
+        raise ConfigError(
+            f"--device-kv asks for {_gib(wanted)} of the {_gib(memory.available)} that are available, but"
+            f" steps take up to {_gib(step_bytes)}; lower it, --max-num-batched-tokens or --max-num-seqs."
+        )
     if wanted > memory.available:
         raise ConfigError(
             f"--device-kv asks for {_gib(wanted)}, but only {_gib(memory.available)}"

@@ -5,9 +5,10 @@ Runs on: step thread, once, at load. What is for a GPU is imported only where th
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -98,26 +99,46 @@ class Parts:
 
         max_num_rows = max(self.config.max_num_batched_tokens, SHORTEST_PROMPT)
         limits = StepLimits(self.config.max_num_seqs, max_num_rows, max_model_len)
-        runner = GpuRunner(model, pool, block_size, limits)
         lengths = prompt_lengths(max_num_rows, max_model_len)
-        warm_up(runner, block_size, len(pool), lengths)
-        if isinstance(attention, ReferenceAttention):
-            return runner, (f"{attention.name} attention fits no CUDA graphs, so steps take longer.",)
-        notes = _capture(runner.capture_graphs, pool.device, on_progress)
-        warm_up_prompt(runner, block_size, lengths[-1])  # for captures give back the memory that it took
+        with _memory_that_lasts():
+            runner = GpuRunner(model, pool, block_size, limits)
+            warm_up(runner, block_size, len(pool), lengths)
+            if isinstance(attention, ReferenceAttention):
+                return runner, (f"{attention.name} attention fits no CUDA graphs, so steps take longer.",)
+            notes = _capture(runner.capture_graphs, pool.device, on_progress)
+            warm_up_prompt(runner, block_size, lengths[-1])  # for captures give back the memory that it took
         return runner, notes
+
+
+@contextlib.contextmanager
+def _memory_that_lasts() -> Iterator[None]:
+    """Steps that the GPU has no memory for are the user's to make smaller."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            "the GPU has too little memory for a step beside weights and KV pool; lower --device-kv,"
+            " --max-num-batched-tokens or --max-num-seqs."
+        ) from error
 
 
 def _capture(
     capture: Callable[[Recorder, Progress], None], device: torch.device, on_progress: Progress
 ) -> tuple[str, ...]:
-    """Capture CUDA graphs, if it can be done; returns what the user should know."""
+    """Capture CUDA graphs, if it can be done; returns what the user should know.
+
+    Slower is better than not at all. But a capture that the driver broke off may leave torch's allocator
+    believing that one is under way, and it then gives none of its memory back.
+    """
     use = MemoryUse(device)
     try:
         capture(CudaRecorder(device), on_progress)
-    except RuntimeError as error:  # as torch's CUDA errors are; slower is better than not at all
+    except RuntimeError as error:  # as torch's CUDA errors are
         logger.warning("capturing CUDA graphs failed", exc_info=error)
-        return ("no CUDA graphs could be made of decode steps, which therefore take longer; see the log.",)
+        return (
+            "no CUDA graphs could be made of decode steps, which therefore take longer, and memory may run"
+            " short; see the log.",
+        )
     logger.info("CUDA graphs of decode steps took %s", use)
     return ()
 

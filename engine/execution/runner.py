@@ -22,6 +22,7 @@ from engine.execution.hardware import (
     pool_bytes,
 )
 from engine.execution.parts import Parts, Runner
+from engine.execution.step_memory import StepSizes, step_bytes
 from engine.execution.warm_up import WARM_UP_TOKENS
 from engine.loading.checkpoint import Checkpoint, open_checkpoint
 from engine.loading.tokenizer import TokenizerFiles, prepare_tokenizer
@@ -164,9 +165,13 @@ class _Window:
             head_dim=model.head_dim,
             dtype_bytes=hardware.dtype.itemsize,
         )
-        num_blocks = layout.num_blocks(pool_bytes(config.device_kv, hardware.device))
-        capacity = num_blocks * config.block_size
         wanted = config.max_model_len or model.max_position_embeddings
+        reserved = 0
+        if hardware.device.type == "cuda":
+            sizes = StepSizes(config.max_num_batched_tokens, config.max_num_seqs, wanted)
+            reserved = step_bytes(model, sizes, hardware.dtype.itemsize)
+        num_blocks = layout.num_blocks(pool_bytes(config.device_kv, hardware.device, reserved))
+        capacity = num_blocks * config.block_size
         if capacity >= wanted:
             return cls(layout, num_blocks, wanted, ())
         if config.max_model_len is not None:

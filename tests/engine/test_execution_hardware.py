@@ -98,6 +98,16 @@ def test_pool_sizes() -> None:
 
 
 @pytest.mark.usefixtures("memory")
+def test_steps_are_left_what_they_need() -> None:
+    gpu = torch.device("cuda")
+    assert pool_bytes(None, gpu, GIB) == 9 * GIB and pool_bytes(None, gpu, 3 * GIB) == 7 * GIB
+    assert pool_bytes(None, gpu, 11 * GIB) == 0
+    assert pool_bytes(MemorySize(num_bytes=7 * GIB), gpu, 3 * GIB) == 7 * GIB
+    with pytest.raises(ConfigError, match=r"--device-kv .* 3\.00 GiB; .*--max-num-batched-tokens .*\.$"):
+        pool_bytes(MemorySize(num_bytes=7 * GIB + 1), gpu, 3 * GIB)
+
+
+@pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("size", [MemorySize(num_bytes=10 * GIB + 1), MemorySize(fraction=0.75)], ids=str)
 def test_more_than_there_is(size: MemorySize) -> None:
     with pytest.raises(ConfigError, match=r"--device-kv .*10\.00 GiB of 16\.00 GiB are available\.$"):

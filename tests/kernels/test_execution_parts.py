@@ -146,7 +146,24 @@ def test_graphs_that_cannot_be_captured_cost_speed_only(
     loaded = load(directory, monkeypatch, Refusing())
     assert isinstance(loaded.runner, GpuRunner) and loaded.runner.graphs is None
     (note,) = loaded.info.notes
-    assert "CUDA graphs" in note and note.endswith(".")
+    assert "CUDA graphs" in note and "memory" in note and note.endswith(".")
+
+
+@pytest.mark.usefixtures("multiprocessors")
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_steps_that_find_no_memory_are_the_settings_fault(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, is_captured: bool
+) -> None:
+    execute = GpuRunner.execute
+
+    def exhausted(self: GpuRunner, plan: SchedulerOutput) -> StepOutput:
+        if plan.num_tokens == 9 and (self.graphs is not None) is is_captured:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return execute(self, plan)
+
+    monkeypatch.setattr(GpuRunner, "execute", exhausted)
+    with pytest.raises(ConfigError, match=r"--device-kv, --max-num-batched-tokens .*\.$"):
+        load(directory, monkeypatch, RepeatingRecorder((), is_strict=False))
 
 
 def test_a_cpu_gets_the_plain_runner(directory: Path) -> None:
