@@ -36,6 +36,14 @@ def test_a_binary_is_as_it_was_planned(name: str, capability: int) -> None:
     assert faults(VARIANTS[name], capability, compiled) == [], compiled
 
 
+@pytest.mark.parametrize(
+    ("name", "capability"), [pair for pair in WANTED if pair[0].startswith(("decode", "extend"))]
+)
+def test_keys_and_values_are_under_way_while_others_are_multiplied(name: str, capability: int) -> None:
+    """Where a stride is not seen to be one of 16 bytes, or loads are not pipelined, half the rate is lost."""
+    assert compile_all(REGISTRY, WANTED)[name, capability].num_wide_loads >= 2
+
+
 def test_the_batch_invariant_rounds_every_operation() -> None:
     """Where a product is fused with a sum is the compiler's choice, and need not be one for every tile."""
     name = "extend-bf16-d128-g4-invariant"

@@ -37,6 +37,14 @@ def test_a_binary_is_as_it_was_planned(name: str, capability: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "capability"),
+    [pair for pair in WANTED if pair[0].startswith("matmul") and "x100" not in pair[0]],
+)
+def test_factors_are_under_way_while_others_are_multiplied(name: str, capability: int) -> None:
+    assert compile_all(REGISTRY, WANTED)[name, capability].num_wide_loads >= 2
+
+
+@pytest.mark.parametrize(
     "name", ["add-norm-bf16-4096", "swiglu-bf16-4096", "block-copy-262144", "limits-128256"]
 )
 def test_what_memory_bounds_is_read_and_written_in_accesses_of_16_bytes(name: str) -> None:

@@ -22,6 +22,7 @@ _RESERVED_BYTES = 1024  # of that, for each program on it
 assert set(_SHARED_BYTES) == set(CAPABILITIES)
 _MMA = {80: r"\bmma\.sync", 90: r"\bwgmma\.mma_async", 100: r"\btcgen05\.mma"}
 _SYNCHRONOUS = _MMA[80]
+_WIDE_LOAD = re.compile(r"\bcp\.async\.c[ag]\.shared\.global\S* \[[^\]]*\], \[[^\]]*\], (?:0x10|16)\b")
 _ROWS_OF_WARPGROUP = 64  # from here on Hopper and Blackwell have instructions for whole warpgroups
 
 
@@ -38,6 +39,11 @@ class Compiled:
     shared_bytes: int
     plain_products: int
     ptx: str
+
+    @property
+    def num_wide_loads(self) -> int:
+        """Loads of 16 bytes, in the text, that a thread does not wait for where they begin."""
+        return len(_WIDE_LOAD.findall(self.ptx))
 
 
 Key = tuple[str, str, int]  # registry, name of the variant, capability
