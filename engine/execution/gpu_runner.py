@@ -68,7 +68,7 @@ class GpuRunner:
         self._pool = pool
         self._draw = draw
         self._buffers = StepBuffers(limits, block_size, model.vocab_size, pool.device)
-        self._drawn = torch.zeros(limits.max_num_seqs, dtype=torch.int64, pin_memory=pool.is_cuda)
+        self._drawn = torch.zeros(limits.max_num_draws, dtype=torch.int64, pin_memory=pool.is_cuda)
         self._done = make_fence(pool.device)
         self.graphs: DecodeGraphs | None = None
         self.masks: GrammarMasks | None = None
@@ -129,8 +129,7 @@ class GpuRunner:
     def _answer(self, wanted: Wanted, computed: _Computed) -> tuple[Sample, ...]:
         """Fetch the tokens that were drawn on the device, and draw the others meanwhile."""
         count = len(wanted.draws)
-        pinned = self._drawn if count <= len(self._drawn) else torch.empty(count, dtype=torch.int64)
-        drawn = pinned[:count]
+        drawn = self._drawn[:count]
         enqueue_copy(drawn, computed.tokens[:count])
         self._done.record()
         others = iter(self._sample_special(wanted, computed.logits))

@@ -40,8 +40,6 @@ class ModelRunner:
         scores = score(plan, hidden, self._model.logits, self._model.vocab_size)
         asking = [chunk for chunk in plan.chunks if chunk.sample is not None]
         if not asking:
-            if self._device.type == "cuda":  # else this step's time would be booked on the next one
-                torch.cuda.synchronize(self._device)
             return StepOutput(samples=(), scores=scores)
         logits = self._model.logits(hidden[inputs.logit_rows])
         return StepOutput(samples=sample_chunks(logits, asking, self.masks), scores=scores)

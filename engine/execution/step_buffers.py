@@ -32,6 +32,14 @@ class StepLimits:
     max_num_rows: int
     max_model_len: int
 
+    @property
+    def max_num_draws(self) -> int:
+        """Each sequence may be a prompt that asks for as many answers as there may be sequences.
+
+        All are counted as it is admitted; who is loaded from another tier meets those who came since.
+        """
+        return self.max_num_seqs**2
+
 
 @dataclass(frozen=True, slots=True)
 class StepBounds:
@@ -62,7 +70,14 @@ class StepBuffers:
         num_rows = max(limits.max_num_rows, num_seqs)
         width = -(-limits.max_model_len // block_size)
         width += -width % _TABLE_ALIGNMENT
-        most = StepCounts(num_seqs, num_rows, num_seqs, num_seqs, num_seqs, num_seqs * width)
+        most = StepCounts(
+            num_seqs=num_seqs,
+            num_rows=num_rows,
+            num_logit_rows=num_seqs,
+            num_draws=limits.max_num_draws,
+            num_copies=num_seqs,
+            num_changes=num_seqs * width,
+        )
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -93,7 +108,8 @@ class StepBuffers:
             num_draws=len(draws),
             num_copies=len(plan.copies),
         )
-        assert num_seqs <= self.limits.max_num_seqs and counts.num_rows <= len(self.token_ids)
+        assert num_seqs <= self.limits.max_num_seqs and len(draws) <= self.limits.max_num_draws
+        assert counts.num_rows <= len(self.token_ids)
         layout = StepLayout.of(counts)
         words = self._ring.words()
         num_words = write_step(words, layout, plan.chunks, plan.copies, draws, logit_rows, self._tables)

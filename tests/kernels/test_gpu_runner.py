@@ -148,6 +148,17 @@ def test_which_steps_are_graphs(checkpoint: Checkpoint) -> None:
     assert len(output.samples[0].tokens) == 9 > LIMITS.max_num_seqs
 
 
+def test_all_prompts_may_ask_for_the_most_answers_at_once(checkpoint: Checkpoint) -> None:
+    twins = Twins(checkpoint, graphs=False)
+    most = LIMITS.max_num_seqs
+    chunks = [
+        ScheduledChunk(str(index), (5, 6 + index), 0, (index + 1,), ask(2, *range(most), temperature=1.0))
+        for index in range(most)
+    ]
+    output = twins.execute(plan(*chunks))
+    assert [len(sample.tokens) for sample in output.samples] == [most] * most
+
+
 def test_copies_are_made_before_a_graph_reads(checkpoint: Checkpoint) -> None:
     twins = Twins(checkpoint, graphs=True)
     prompt = random_tokens(24)
