@@ -69,20 +69,22 @@ def _norm(dtype: str, width: int, *, fused: bool) -> KernelVariant:
         f"{_PACKAGE}.norm:norm_kernel",
         arguments,
         norm_launch(width),
-        programs=2 if width <= 8192 else 1,
+        side_by_side=2 if width <= 8192 else 1,
     )
 
 
 def _activation(dtype: str, width: int) -> KernelVariant:
     arguments = {"gate_up": f"*{dtype}", "out": f"*{dtype}"}
     kernel = f"{_PACKAGE}.activation:silu_and_mul_kernel"
-    return KernelVariant(f"swiglu-{dtype}-{width}", kernel, arguments, activation_launch(width), programs=8)
+    return KernelVariant(
+        f"swiglu-{dtype}-{width}", kernel, arguments, activation_launch(width), side_by_side=8
+    )
 
 
 def _block_copy(words: int) -> KernelVariant:
     arguments = {"pool": "*i64", "sources": "*i64", "targets": "*i64"}
     kernel = f"{_PACKAGE}.block_copy:copy_blocks_kernel"
-    return KernelVariant(f"block-copy-{words}", kernel, arguments, block_copy_launch(words), programs=4)
+    return KernelVariant(f"block-copy-{words}", kernel, arguments, block_copy_launch(words), side_by_side=4)
 
 
 def _step_inputs(block_size: int) -> KernelVariant:
@@ -93,7 +95,7 @@ def _step_inputs(block_size: int) -> KernelVariant:
     }  # fmt: skip
     kernel = f"{_PACKAGE}.step_inputs:step_inputs_kernel"
     launch = step_inputs_launch(block_size, 8192)
-    return KernelVariant(f"step-inputs-{block_size}", kernel, arguments, launch, programs=8)
+    return KernelVariant(f"step-inputs-{block_size}", kernel, arguments, launch, side_by_side=8)
 
 
 def _matmul(dtype: str, columns: int, depth: int, *, biased: bool) -> KernelVariant:
@@ -120,5 +122,5 @@ def _draws(vocab_size: int) -> Iterator[KernelVariant]:
     for name, launch in launches.items():
         yield KernelVariant(
             f"{name}-{vocab_size}", f"{_PACKAGE}.sampling:{name}_kernel", _DRAWS[name], launch(vocab_size),
-            programs=1 if name == "limits" else 3,
+            side_by_side=1 if name == "limits" else 3,
         )  # fmt: skip

@@ -79,7 +79,8 @@ class KernelVariant:
 
     ``kernel`` is ``module:function``. ``arguments`` has the type of each run-time argument (``*bf16`` is a
     pointer, ``i32``, ``fp32``); None is one that is not passed. Pointers are 16-byte aligned unless the
-    kernel says that they vary. ``programs`` of it are to run on one multiprocessor side by side.
+    kernel says that they vary. ``side_by_side``: so many must fit a multiprocessor, whether the assembler is
+    told so (``Launch.programs``) or left to itself.
     """
 
     name: str
@@ -88,5 +89,5 @@ class KernelVariant:
     launch: Launch
     arithmetic: Arithmetic = Arithmetic.NONE
     rows: int = 0  # of the left factor of its products: what decides between the tensor-core instructions
-    programs: int = 1
+    side_by_side: int = 1
     capabilities: tuple[int, ...] = CAPABILITIES  # of the devices that it is launched on

@@ -77,7 +77,7 @@ def run_compiler(keys: list[Key], root: Path = ROOT) -> list[Compiled]:
 
 def faults(variant: KernelVariant, capability: int, compiled: Compiled) -> list[str]:
     """What is wrong with a binary, in words: nothing, if it is as it was planned."""
-    programs = max(variant.programs, variant.launch.programs or 1)
+    programs = max(variant.side_by_side, variant.launch.programs or 1)
     shared = programs * (compiled.shared_bytes + _RESERVED_BYTES)
     found = []
     if compiled.stack_bytes or compiled.local_bytes:
