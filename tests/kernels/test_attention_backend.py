@@ -35,29 +35,6 @@ EDGES = (0, 1, 15, 16, 17, 31, 32, 33, 63, 64, 65)  # of blocks and tiles
 
 
 @DTYPES
-class Launches:
-    """In a kernel's place: notes the grid."""
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        self.grid = grid
-        return lambda *arguments, **constants: None
-
-
-def test_a_step_may_have_more_rows_than_an_axis_of_a_grid_but_the_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """In deterministic mode with large groups a program has one row, and other axes end at 65,535."""
-    launches, num_rows = Launches(), 70_000
-    monkeypatch.setattr(extend_module, "extend_kernel", launches)
-    batch = make_batch(((0, 1), (3, 2)), AttentionShape(32, 2, 16))
-    shape = kernel_shape(batch.pool, batch.shape)
-    query = torch.empty(1).expand(num_rows, 32, 16)
-    extend_module.extend(
-        query, batch.pool[:, 0], batch.metadata, 0, query, None, shape, invariant_tile(shape)
-    )
-    assert launches.grid == (2 * (num_rows + 2),)
-
-
 @INVARIANT
 def test_a_ragged_batch_agrees_with_the_oracle(dtype: torch.dtype, batch_invariant: bool) -> None:
     batch = make_batch(MIXED, AttentionShape(3, 1, 32), dtype)
@@ -240,3 +217,26 @@ def test_supported_models() -> None:
     assert is_supported(AttentionShape(32, 8, 128), torch.bfloat16)
     assert not is_supported(AttentionShape(32, 8, 72), torch.bfloat16)
     assert not is_supported(AttentionShape(32, 8, 128), torch.float64)
+
+
+class Launches:
+    """In a kernel's place: notes the grid."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        self.grid = grid
+        return lambda *arguments, **constants: None
+
+
+def test_a_step_may_have_more_rows_than_an_axis_of_a_grid_but_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In deterministic mode with large groups a program has one row, and other axes end at 65,535."""
+    launches, num_rows = Launches(), 70_000
+    monkeypatch.setattr(extend_module, "extend_kernel", launches)
+    batch = make_batch(((0, 1), (3, 2)), AttentionShape(32, 2, 16))
+    shape = kernel_shape(batch.pool, batch.shape)
+    query = torch.empty(1).expand(num_rows, 32, 16)
+    extend_module.extend(
+        query, batch.pool[:, 0], batch.metadata, 0, query, None, shape, invariant_tile(shape)
+    )
+    assert launches.grid == (2 * (num_rows + 2),)
