@@ -24,7 +24,7 @@ from engine.messages import (
     TokenDelta,
 )
 from engine.request import SequenceGroup
-from engine.schedule import Executor as Executor
+from engine.schedule import Executor
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.stats import EngineStats, KvCosts, SequenceKv, TierStats, TransferStats

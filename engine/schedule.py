@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Protocol
 
 from engine.messages import PromptLogprobs, SamplingParams, TokenLogprobs
@@ -74,6 +75,11 @@ class SchedulerOutput:
     @property
     def num_tokens(self) -> int:
         return sum(len(chunk.token_ids) for chunk in self.chunks)
+
+    @property
+    def num_decodes(self) -> int:
+        """How many chunks, from the first on, are of one token."""
+        return sum(1 for _ in takewhile(lambda chunk: len(chunk.token_ids) == 1, self.chunks))
 
     @property
     def is_scoring(self) -> bool:

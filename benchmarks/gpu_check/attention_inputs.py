@@ -89,8 +89,6 @@ def _metadata(spans: Sequence[tuple[int, int]], tables: torch.Tensor) -> Attenti
         block_tables=tables,
         slot_mapping=blocks * BLOCK_SIZE + positions % BLOCK_SIZE,
         num_decodes=_leading_decodes(spans),
-        max_query_len=max(rows for _, rows in spans),
-        max_seq_len=max(context + rows for context, rows in spans),
     )
 
 

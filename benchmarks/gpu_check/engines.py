@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from benchmarks.gpu_check.context import Context
 from benchmarks.gpu_check.scales import BLOCK_SIZE
-from engine.core import EngineCore, Executor
+from engine.core import EngineCore
 from engine.messages import AddRequest, SamplingParams, StepReport
+from engine.schedule import Executor
 from engine.scheduler import Scheduler, SchedulerConfig
 from tiering.block_manager import BlockManager
 from tiering.block_pool import BlockPool

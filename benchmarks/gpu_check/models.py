@@ -18,7 +18,6 @@ from benchmarks.gpu_check.engines import Engine
 from benchmarks.gpu_check.scales import BLOCK_SIZE
 from benchmarks.gpu_check.workload import prompts
 from engine.config import EngineConfig
-from engine.core import Executor
 from engine.execution.gpu_runner import GpuRunner
 from engine.execution.hardware import Hardware, default_threads
 from engine.execution.parts import Parts
@@ -28,6 +27,7 @@ from engine.loading.weights import load_weights
 from engine.models.layers import Ops
 from engine.models.llama import LlamaModel, LlamaWeights
 from engine.models.rope import RopeTable
+from engine.schedule import Executor
 from tiering.transfers import TransferEngine
 
 _SPARE_SHARE = 16  # one block in so many more than are needed: the scheduler keeps the very last ones

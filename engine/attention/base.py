@@ -24,8 +24,6 @@ class AttentionMetadata:
     block_tables: torch.Tensor  # [B, max_blocks] device block ids, padded with 0
     slot_mapping: torch.Tensor  # [T] block * block_size + offset of each row's K/V
     num_decodes: int  # how many sequences, from the first on, have one row; those after may have one too
-    max_query_len: int
-    max_seq_len: int
 
 
 @dataclass(frozen=True, slots=True)

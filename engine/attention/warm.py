@@ -34,8 +34,6 @@ def _metadata() -> AttentionMetadata:
         block_tables=ints(1).view(1, 1),
         slot_mapping=ints(16, 17),
         num_decodes=0,
-        max_query_len=2,
-        max_seq_len=2,
     )
 
 

@@ -42,8 +42,6 @@ def build_model_input(plan: SchedulerOutput, block_size: int, device: torch.devi
             block_tables=tensor(tables, torch.int32),
             slot_mapping=tensor(slots, torch.int32),
             num_decodes=int(np.logical_and.accumulate(lengths == 1).sum()),
-            max_query_len=int(lengths.max()),
-            max_seq_len=int((starts + lengths).max()),
         ),
     )
 

@@ -19,7 +19,7 @@ from engine.execution.grammars import GrammarMasks
 from engine.execution.model_runner import sample_chunks
 from engine.execution.scoring import score
 from engine.execution.staging import enqueue_copy, make_fence
-from engine.execution.step_buffers import DrawColumns, StepBounds, StepBuffers, StepLimits
+from engine.execution.step_buffers import DrawColumns, StepBuffers, StepLimits
 from engine.execution.step_layout import StepCounts, StepLayout
 from engine.fused.block_copy import copy_blocks
 from engine.fused.sampling import draw
@@ -113,7 +113,7 @@ class GpuRunner:
         nothing = _Computed(self._buffers.logits, self._buffers.tokens)
         if not plan.chunks:
             return nothing
-        inputs = self._buffers.expand(layout, StepBounds.of(plan))
+        inputs = self._buffers.expand(layout, plan.num_decodes)
         hidden = self._model.hidden(inputs)
         scores = score(plan, hidden, self._model.logits, self._model.vocab_size)
         if not wanted.asked:
@@ -156,8 +156,7 @@ class GpuRunner:
     def _decode(self, size: int) -> None:
         """Enqueue a step of ``size`` decodes, which was sent before, with logits and a draw of every row."""
         layout = StepLayout.of(StepCounts(num_seqs=size, num_rows=size, num_draws=size))
-        bounds = StepBounds(size, 1, self._buffers.limits.max_model_len)
-        hidden = self._model.hidden(self._buffers.expand(layout, bounds))
+        hidden = self._model.hidden(self._buffers.expand(layout, num_decodes=size))
         logits = self._model.logits(hidden, out=self._buffers.logits[:size])
         tokens = self._draw_tokens(logits, self._buffers.draws(layout))
         self._buffers.tokens[:size].copy_(tokens)

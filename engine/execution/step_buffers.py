@@ -41,25 +41,6 @@ class StepLimits:
         return self.max_num_seqs**2
 
 
-@dataclass(frozen=True, slots=True)
-class StepBounds:
-    """What the host knows of a step's shape, or of all steps that a graph is for."""
-
-    num_decodes: int
-    max_query_len: int
-    max_seq_len: int
-
-    @classmethod
-    def of(cls, plan: SchedulerOutput) -> StepBounds:
-        """Those of one plan, which has chunks."""
-        lengths = [len(chunk.token_ids) for chunk in plan.chunks]
-        return cls(
-            num_decodes=next((i for i, length in enumerate(lengths) if length != 1), len(lengths)),
-            max_query_len=max(lengths),
-            max_seq_len=max(chunk.start + len(chunk.token_ids) for chunk in plan.chunks),
-        )
-
-
 class StepBuffers:
     """Inputs of a step, and room for what a graph computes: logits and tokens of a row a sequence."""
 
@@ -116,8 +97,8 @@ class StepBuffers:
         self._ring.send(self.words, num_words)
         return layout
 
-    def expand(self, layout: StepLayout, bounds: StepBounds) -> ModelInput:
-        """Make a step's inputs of what was sent."""
+    def expand(self, layout: StepLayout, num_decodes: int) -> ModelInput:
+        """Make a step's inputs of what was sent; so many sequences, from the first on, have one row."""
         counts = layout.counts
         num_seqs, num_rows = counts.num_seqs, counts.num_rows
         attention = AttentionMetadata(
@@ -126,9 +107,7 @@ class StepBuffers:
             seq_lens=self.seq_lens[:num_seqs],
             block_tables=self.block_tables[:num_seqs],
             slot_mapping=self.slot_mapping[:num_rows],
-            num_decodes=bounds.num_decodes,
-            max_query_len=bounds.max_query_len,
-            max_seq_len=bounds.max_seq_len,
+            num_decodes=num_decodes,
         )
         token_ids, positions = self.token_ids[:num_rows], self.positions[:num_rows]
         expand(

@@ -120,7 +120,7 @@ def test_a_captured_step_replays_over_other_lengths(batch_invariant: bool) -> No
     held = AttentionMetadata(
         query_start=ints(0, 1, 2, 3, 4), context_start=ints(0, 0, 0, 0), seq_lens=ints(0, 0, 0, 0),
         block_tables=torch.zeros((4, width), dtype=torch.int32, device="cuda"),
-        slot_mapping=ints(-1, -1, -1, -1), num_decodes=4, max_query_len=1, max_seq_len=width * 16,
+        slot_mapping=ints(-1, -1, -1, -1), num_decodes=4,
     )  # fmt: skip
     qkv = torch.zeros((4, shape.qkv_size), dtype=torch.bfloat16, device="cuda")
     cos, sin = (torch.zeros((4, 64), device="cuda") for _ in range(2))

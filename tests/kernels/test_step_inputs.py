@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.attention.base import AttentionMetadata
 from engine.execution.batch import build_model_input
 from engine.execution.draws import of_every_row, of_rows_that_ask
-from engine.execution.step_buffers import StepBounds, StepBuffers, StepLimits
+from engine.execution.step_buffers import StepBuffers, StepLimits
 from engine.messages import SamplingParams
 from engine.models.llama import ModelInput
 from engine.schedule import SampleSpec, ScheduledChunk, SchedulerOutput
@@ -38,7 +38,7 @@ def expand(buffers: StepBuffers, plan: SchedulerOutput, num_seqs: int | None = N
     layout = buffers.send(plan, wanted.draws, wanted.logit_rows, num_seqs or len(plan.chunks))
     for name in EXPANDED:
         spoil(getattr(buffers, name))
-    return buffers.expand(layout, StepBounds.of(plan))
+    return buffers.expand(layout, plan.num_decodes)
 
 
 def assert_same(found: ModelInput, expected: ModelInput, plan: SchedulerOutput) -> None:

@@ -112,8 +112,6 @@ def metadata(
         block_tables=ints([[*table, *[0] * (width - len(table))] for table in tables]),
         slot_mapping=ints(slots),
         num_decodes=len(list(itertools.takewhile(lambda span: span[1] == 1, spans))),
-        max_query_len=max(rows for _, rows in spans),
-        max_seq_len=max(context + rows for context, rows in spans),
     )
 
 
