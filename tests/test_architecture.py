@@ -49,6 +49,7 @@ DECIDERS = (
     "tiering.policies.ranking", "tiering.policies.score_queue",
     "tiering.residency", "tiering.types", "tiering.policies.eviction", "tiering.policies.write",
     "tiering.policies.restore", "tiering.movers.copy_runs", "tiering.movers.copy_stream",
+    "tiering.movers.failure_count",
     "tiering.policies.registry", "gateway.protocol.sse",
     "gateway.protocol.ws_events", "gateway.protocol.ws_told", "gateway.protocol.ws_turns",
     "gateway.protocol.ws_session",

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tiering.movers.failure_count import FailureCount
 from tiering.types import TransferId, TransferJob, TransferOutcome, TransferResult
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class WorkerMover:
         self._ended: deque[TransferResult] = deque()
         self._num_under_way = 0
         self._woken_at = 0.0
-        self._num_failures = 0
+        self._failures = FailureCount()
         self._closing = False
         self._changed = threading.Condition()
         self._threads = [
@@ -132,12 +133,10 @@ class WorkerMover:
         return outcome
 
     def _log_failure(self, job: TransferJob, reason: str) -> None:
-        """The first, second, fourth, eighth ...: a broken disk shall not fill the log."""
-        self._num_failures += 1
-        if self._num_failures & (self._num_failures - 1) == 0:
+        if self._failures.add():
             logger.warning(
                 "a %s of block %d failed (%s); failures so far: %d",
-                job.kind, job.source, reason, self._num_failures,
+                job.kind, job.source, reason, self._failures.total,
             )  # fmt: skip
 
 

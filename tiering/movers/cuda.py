@@ -25,6 +25,7 @@ from tiering.movers.copy_path import CopyPath
 from tiering.movers.copy_runs import CopyList, Ends, Runs, plan_runs
 from tiering.movers.copy_stream import CopyError, CopyEvent, CopyStream, DeviceLostError
 from tiering.movers.cuda_driver import MAX_BATCH_COPIES
+from tiering.movers.failure_count import FailureCount
 from tiering.types import TransferId, TransferJob, TransferKind, TransferOutcome, TransferResult
 
 logger = logging.getLogger(__name__)
@@ -169,7 +170,7 @@ class _Direction:
         self._told: deque[_Batch] = deque()  # whose events the thread may still ask
         self._failed: list[TransferResult] = []
         self._num_refusals = 0
-        self._num_failures = 0
+        self._failures = FailureCount()
         self._watched: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         name = "kv-watch-out" if kind is TransferKind.SWAP_OUT else "kv-watch-in"
         self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
@@ -287,9 +288,7 @@ class _Direction:
         self._on_done()
 
     def _note_failure(self, text: str, *details: object) -> None:
-        """The first, second, fourth, eighth ...: a broken link shall not fill the log."""
-        self._num_failures += 1
-        if self._num_failures & (self._num_failures - 1) == 0:
+        if self._failures.add():
             logger.warning(text, *details)
 
     # ---- ending --------------------------------------------------------------------------------
