@@ -13,6 +13,7 @@ from engine.messages import SamplingParams
 from engine.schedule import SampleSpec, ScheduledChunk, SchedulerOutput
 
 _NO_LIMIT = 2**31 - 1  # more than any vocabulary
+_CHEAPEST = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
 
 
 def is_plain(spec: SampleSpec) -> bool:
@@ -57,13 +58,7 @@ class Draws:
 
     def add_unwanted(self, row: int) -> None:
         """Draw a token that nobody asked for, in the cheapest way, so that those after it are in place."""
-        self.rows.append(row)
-        self.temperatures.append(0.0)
-        self.top_ks.append(0)
-        self.top_ps.append(1.0)
-        self.min_ps.append(0.0)
-        self.seeds.append(0)
-        self.positions.append(0)
+        self.add(row, _CHEAPEST, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)

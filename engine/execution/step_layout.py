@@ -102,7 +102,7 @@ def write_step(
     records, changes = _records(chunks, tables, counts.num_seqs, layout.changes)
     _put(words, layout.records, np.array(records, dtype=np.int32))
     token_ids = words[layout.token_ids : layout.token_ids + counts.num_rows]
-    num_tokens = sum(len(chunk.token_ids) for chunk in chunks)
+    num_tokens = counts.num_rows - (counts.num_seqs - len(chunks))
     flat = itertools.chain.from_iterable(chunk.token_ids for chunk in chunks)
     token_ids[:num_tokens] = np.fromiter(flat, dtype=np.int32, count=num_tokens)
     token_ids[num_tokens:] = 0

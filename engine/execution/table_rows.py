@@ -2,8 +2,7 @@
 
 Runs on: step thread. Pure. The device keeps tables from step to step and is sent what has changed. Nothing is
 assumed of what may become of a table between two steps: it is compared with what was sent. Both refer to the
-same integers, which makes that a comparison of pointers, a nanosecond each; the attention of the step then
-reads the block that each stands for, which takes a device a hundred times as long.
+same integers, which makes that a comparison of pointers.
 """
 
 from __future__ import annotations
