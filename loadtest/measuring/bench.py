@@ -42,6 +42,7 @@ from loadtest.workload import make_plan, warmup_plan
 _QUICKEST_S = 0.1  # that an answer is taken to need, where no warm-up tells
 _SUPPLY = 2.0  # requests made ready for each that a user could have answered
 _MOST_SUPPLY = 50_000
+_TOO_SOON = "Interrupted before anything was measured."
 Found = TypeVar("Found")
 
 
@@ -143,7 +144,7 @@ class Bench:
                 break
             takes.append(take)
         if not takes:
-            raise NothingMeasuredError("Interrupted before anything was measured.")
+            raise NothingMeasuredError(_TOO_SOON)
         return structs.replace(self.report(spec, load, takes), cut_short=cut_short)
 
     async def take(self, spec: WorkloadSpec, load: AskedLoad, title: str, repeat: int) -> Take | None:
@@ -260,7 +261,7 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, Found]) -> Foun
     try:
         await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise NothingMeasuredError("Interrupted before anything was measured.")
+            raise NothingMeasuredError(_TOO_SOON)
         return working.result()
     finally:
         for task in (working, stopping):
