@@ -9,15 +9,11 @@ import pytest
 import torch
 
 from engine.attention.base import AttentionMetadata, AttentionShape
-from tests.support.interpreter import are_interpreted
+from tests.support.devices import GPU_MARKS
 from tests.support.paged_attention import Batch, make_batch
 from tests.support.triton_batches import assert_right, backend
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
-]
-assert not (torch.cuda.is_available() and are_interpreted()), "the GPU's kernels must not be interpreted"
+pytestmark = GPU_MARKS
 DTYPES = pytest.mark.parametrize(
     "dtype", [torch.bfloat16, torch.float16, torch.float32], ids=["bf16", "fp16", "fp32"]
 )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.devices import GPU_MARKS
 from tiering.memory.host_pool import HostPool
 from tiering.movers.checksums import HostChecksums
 from tiering.movers.copy_path import CopyPath, choose_path
@@ -29,10 +30,7 @@ from tiering.types import (
     TransferOutcome,
 )
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
-]
+pytestmark = GPU_MARKS
 
 OUT, IN = TransferKind.SWAP_OUT, TransferKind.SWAP_IN
 DEMOTE, PROMOTE = TransferKind.DEMOTE, TransferKind.PROMOTE

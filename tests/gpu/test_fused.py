@@ -10,6 +10,7 @@ from engine.fused.activation import silu_and_mul
 from engine.fused.matmul import FixedTileLinear
 from engine.fused.norm import TritonNorm
 from engine.fused.sampling import draw
+from tests.support.devices import GPU_MARKS
 from tests.support.fused_draws import (
     BLOCK,
     Setting,
@@ -34,13 +35,8 @@ from tests.support.fused_parts import (
     assert_swiglu,
     noise,
 )
-from tests.support.interpreter import are_interpreted
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
-]
-assert not (torch.cuda.is_available() and are_interpreted()), "the GPU's kernels must not be interpreted"
+pytestmark = GPU_MARKS
 DTYPES = pytest.mark.parametrize(
     "dtype", [torch.bfloat16, torch.float16, torch.float32], ids=["bf16", "fp16", "fp32"]
 )

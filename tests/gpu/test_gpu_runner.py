@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 
 from engine.execution.cuda_graphs import CudaRecorder
 from engine.loading.checkpoint import open_checkpoint
+from tests.support.devices import GPU_MARKS, HAS_GPU
 from tests.support.gpu_runners import make_whole, repeat_for_graphs
 from tests.support.random_lives import Lives
 from tests.support.tiny_models import make_model
 from tests.support.tiny_tokenizers import byte_level, save
 
-HAS_GPU = torch.cuda.is_available()
-GPU_MARKS = (pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="there is no CUDA device here"))
 NUM_SEQS, NUM_ROWS = (6, 64) if HAS_GPU else (2, 12)
 
 
