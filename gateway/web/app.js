@@ -92,7 +92,7 @@ function stepChat(step) {
 }
 
 async function askToDelete(chat) {
-  if (!(await panels.confirmDelete())) return;
+  if (!(await panels.confirmDelete()) || !chats.has(chat)) return;
   runs.drop(chat);
   chats.delete(chat);
   for (const id of chat.responseIds) deleteResponse(id);
@@ -266,7 +266,7 @@ function watch(chat) {
 }
 
 function takeUp(chat) {
-  if (chats.all.get(chat.id) !== chat) return;
+  if (!chats.has(chat)) return;
   runs.adopt(chat);
   showAll();
 }
@@ -280,7 +280,7 @@ addEventListener("storage", (event) => {
   const chat = chats.changedElsewhere(event.key);
   if (chat === null) return;
   if (chat) watch(chat);
-  if (known && known === current) current = chat ?? chats.create();
+  else if (known === current) current = chats.create();
   showAll();
 });
 

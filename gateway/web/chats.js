@@ -18,9 +18,16 @@ const newId = () => Array.from(crypto.getRandomValues(new Uint8Array(9)), (byte)
 export class Chat {
   constructor(saved = {}) {
     this.id = saved.id ?? newId();
+    this.turns = new Map();
+    this.take(saved);
+  }
+
+  /** Become what was saved. Turns that were there before stay the same objects: whoever shows them goes on doing so. */
+  take(saved) {
+    const turns = new Map((saved.turns ?? []).map((turn) => [turn.id, become(this.turns.get(turn.id), turn)]));
+    this.turns = turns;
     this.title = saved.title ?? "";
     this.updatedAt = saved.updatedAt ?? Date.now();
-    this.turns = new Map((saved.turns ?? []).map((turn) => [turn.id, turn]));
     this.chosen = saved.chosen ?? {}; // turn that is shown, by parent
   }
 
@@ -91,6 +98,12 @@ export class Chat {
   }
 }
 
+function become(known, saved) {
+  if (!known) return saved;
+  for (const name of Object.keys(known)) if (!(name in saved)) delete known[name];
+  return Object.assign(known, saved);
+}
+
 function titleOf(text) {
   const line = text.trim().split("\n", 1)[0];
   return line.length > MAX_TITLE ? `${line.slice(0, MAX_TITLE - 1)}…` : line;
@@ -111,6 +124,11 @@ export class Chats {
   /** The newest first. */
   get list() {
     return [...this.all.values()].sort((a, b) => b.updatedAt - a.updatedAt);
+  }
+
+  /** Whether it is (still) one of them. */
+  has(chat) {
+    return this.all.get(chat.id) === chat;
   }
 
   create() {
@@ -168,8 +186,10 @@ export class Chats {
   load(name) {
     const id = name.slice(PREFIX.length);
     try {
-      const chat = new Chat(JSON.parse(localStorage.getItem(name) ?? "null") ?? undefined);
-      if (chat.id !== id) throw new Error("not a chat");
+      const saved = JSON.parse(localStorage.getItem(name) ?? "null");
+      if (saved?.id !== id) throw new Error("not a chat");
+      const chat = this.all.get(id) ?? new Chat({ id });
+      chat.take(saved);
       this.all.set(id, chat);
       return chat;
     } catch {

@@ -97,6 +97,7 @@ class TurnView {
   #timer = 0;
   #shown = null; // text of the answer as it stands there
   #notBefore = 0;
+  #branches = []; // as they stand there
 
   constructor(turn, on) {
     this.turn = turn;
@@ -222,6 +223,8 @@ class TurnView {
   }
 
   #updateBranches(branches) {
+    if (branches.length === this.#branches.length && branches.every((branch, place) => branch === this.#branches[place])) return;
+    this.#branches = branches;
     this.branches.hidden = branches.length < 2;
     if (this.branches.hidden) return;
     const place = branches.indexOf(this.turn);

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from tests.gateway.house import until
 from tests.web.chat import Chat, Wire
@@ -333,3 +333,57 @@ def test_a_chat_deleted_in_one_tab_does_not_come_back_from_another(
     assert chat.kept() == []
     other.page.reload()
     expect(other.connected().turns).to_have_count(0)
+
+
+def press_slowly(page: Page, button: Locator) -> None:
+    """As a hand does it: what is saved four times a second is saved between its going down and up."""
+    button.hover()
+    page.mouse.down()
+    page.wait_for_timeout(1000)
+    page.mouse.up()
+
+
+def test_what_is_clicked_while_another_tab_answers_is_clicked(
+    open_page: OpenPage, house: HouseThread
+) -> None:
+    chat, other = two_tabs(open_page, house)
+    press_slowly(chat.page, chat.page.get_by_role("button", name="Delete Hello"))
+    expect(chat.page.get_by_role("alertdialog")).to_be_visible()
+    other.wait_for_text(len(other.text()) + 500)  # it is saved while the question stands
+    chat.page.get_by_role("alertdialog").get_by_role("button", name="Delete").click()
+    expect(chat.turns).to_have_count(0)
+    expect(chat.page.get_by_role("button", name="Delete Hello")).to_have_count(0)
+    expect(other.turns).to_have_count(0)
+    assert chat.kept() == []
+
+
+def test_what_is_being_edited_stays_while_another_tab_answers(
+    open_page: OpenPage, house: HouseThread
+) -> None:
+    chat, other = two_tabs(open_page, house)
+    chat.page.get_by_role("button", name="Edit this message and branch off").first.click()
+    field = chat.page.get_by_role("textbox", name="Edit your message")
+    field.fill("Hello again")
+    chat.wait_for_text(len(chat.text()) + 500)
+    expect(field).to_have_value("Hello again")
+    expect(field).to_be_focused()
+    other.page.get_by_role("button", name="Stop").click()
+    other.wait_ended("stopped")
+
+
+def test_branches_can_be_switched_while_an_answer_grows(open_page: OpenPage, house: HouseThread) -> None:
+    chat = open_chat(open_page, house)
+    house.say("First answer.")
+    chat.ask("Hello")
+    house.say_without_end("and so on ")
+    chat.page.get_by_role("button", name="Again").click()
+    chat.wait_for_text(40)
+    step = chat.page.get_by_role("button", name="Previous branch")
+    step.focus()
+    chat.wait_for_text(len(chat.text()) + 500)
+    expect(step).to_be_focused()
+    chat.page.keyboard.press("Enter")
+    expect(chat.answers.last.locator(".prose")).to_have_text("First answer.")
+    chat.page.get_by_role("button", name="Next branch").click()
+    chat.page.get_by_role("button", name="Stop").click()
+    chat.wait_ended("stopped")

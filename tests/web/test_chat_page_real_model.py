@@ -85,7 +85,7 @@ def test_what_is_shown_is_what_the_server_has(open_page: OpenPage, server: Serve
     chat.wait_for_text(20)
     chat.page.reload()  # in mid-stream
     wait_ended(chat)
-    chat.send("Now say it in one sentence.")
+    chat.send("Now write a very long story about it, with ten chapters, and tell every detail.")
     chat.wait_for_text(10)
     chat.page.get_by_role("button", name="Stop").click()
     chat.wait_ended("stopped")
