@@ -20,6 +20,12 @@ class StepBudget:
         """Whether so many sequences can take a token each."""
         return num_seqs <= min(self.num_seqs, self.num_tokens)
 
+    def take_one_each(self, num_seqs: int) -> None:
+        """Spend a token on each of so many sequences, for which there is room."""
+        assert self.has_room_for(num_seqs)
+        self.num_tokens -= num_seqs
+        self.num_seqs -= num_seqs
+
     def take(self, wanted_tokens: int) -> int:
         """Spend on one sequence; returns the tokens granted (at most ``wanted_tokens``, at least 1)."""
         assert not self.exhausted

@@ -2,8 +2,8 @@
 
 A sequence is (rows of this step, position of its first row, block table); decode, chunked prefill
 and a prefix hit are one case that differs only in these numbers.
-Runs on: step thread. Invariant: a backend never reads a pool slot at or past a sequence's length,
-so unused slots may hold anything, NaN included.
+Runs on: step thread. Invariant: what pool slots at or past a sequence's length hold, NaN included,
+shows in no result.
 """
 
 from __future__ import annotations
@@ -48,6 +48,11 @@ class AttentionBackend(ABC):
     """Attention over one KV pool ``[N, L, 2, Hkv, block_size, D]``, which it fills and reads."""
 
     name: str
+
+    @property
+    def arithmetic(self) -> str:
+        """Changes with anything that may change a bit of a result."""
+        return self.name
 
     @abstractmethod
     def begin_step(self, metadata: AttentionMetadata, cos: torch.Tensor, sin: torch.Tensor) -> None:

@@ -11,6 +11,7 @@ libgomp, numba takes ``workqueue``, which allows one calling thread: the step th
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -18,8 +19,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.attention import cpu_kernels
+from engine.attention import cpu_decode, cpu_prompt, cpu_rotate
 from engine.attention.base import AttentionBackend, AttentionMetadata, AttentionShape
+from engine.attention.cpu_work import split_decodes
+from engine.compiled.jit import sources_digest
+from engine.compiled.vectors import LANES
+
+Floats = npt.NDArray[np.float32]
 
 NO_WINDOW = 1 << 60
 _LOG2_E = 1.4426950408889634
@@ -39,25 +45,36 @@ def _bits(tensor: torch.Tensor) -> npt.NDArray[Any]:
     return array
 
 
-def split_work(metadata: AttentionMetadata) -> npt.NDArray[np.int64]:
-    """Rows ``[W, 4]`` of (sequence, first row, number of rows, position), the costliest first."""
-    starts = metadata.query_start.numpy().astype(np.int64)
+def split_work(metadata: AttentionMetadata, first: int = 0) -> npt.NDArray[np.int64]:
+    """Rows ``[W, 4]`` of (sequence, first row, number of rows, position), the costliest first.
+
+    Of sequences from ``first`` on; their rows are counted from 0.
+    """
+    starts = metadata.query_start.numpy().astype(np.int64)[first:]
+    starts -= starts[0]
     lengths = np.diff(starts)
-    pieces = -(-lengths // cpu_kernels.QUERY_BLOCK)
+    pieces = -(-lengths // cpu_prompt.QUERY_BLOCK)
     sequence = np.repeat(np.arange(len(lengths)), pieces)
     piece = np.arange(len(sequence)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    offset = piece * cpu_kernels.QUERY_BLOCK
-    count = np.minimum(lengths[sequence] - offset, cpu_kernels.QUERY_BLOCK)
-    position = metadata.context_start.numpy().astype(np.int64)[sequence] + offset
+    offset = piece * cpu_prompt.QUERY_BLOCK
+    count = np.minimum(lengths[sequence] - offset, cpu_prompt.QUERY_BLOCK)
+    position = metadata.context_start.numpy().astype(np.int64)[first:][sequence] + offset
     order = np.argsort(-(position + count) * count, kind="stable")
-    work: npt.NDArray[np.int64] = np.stack([sequence, starts[sequence] + offset, count, position], axis=1)
+    work = np.stack([first + sequence, starts[sequence] + offset, count, position], axis=1)
     return work[order]
 
 
 class CpuAttention(AttentionBackend):
-    """Paged attention on ``threads`` cores over a float32 or bfloat16 pool."""
+    """Paged attention on ``threads`` cores over a float32 or bfloat16 pool.
+
+    Sequences of one row go through a kernel of their own, which gives the bits that the other gives.
+    """
 
     name = "cpu-numba"
+
+    @property
+    def arithmetic(self) -> str:
+        return f"{self.name} {sources_digest(Path(__file__).parent)}"
 
     def __init__(self, pool: torch.Tensor, shape: AttentionShape, threads: int) -> None:
         numba.config.THREADING_LAYER_PRIORITY = ["omp", "workqueue", "tbb"]
@@ -67,23 +84,55 @@ class CpuAttention(AttentionBackend):
         self._threads = min(threads, numba.config.NUMBA_NUM_THREADS)
         self._scale = np.float32(_LOG2_E / math.sqrt(shape.head_dim))
         self._window = shape.sliding_window or NO_WINDOW
+        self._decodes = pool.shape[4] % LANES == 0 and pool.shape[5] % LANES == 0
 
     def begin_step(self, metadata: AttentionMetadata, cos: torch.Tensor, sin: torch.Tensor) -> None:
         numba.set_num_threads(self._threads)  # numba keeps this count per calling thread
+        first = self._num_decodes = metadata.num_decodes if self._decodes else 0
         self._cos, self._sin = cos.numpy(), sin.numpy()
         self._slots = metadata.slot_mapping.numpy()
         self._tables = metadata.block_tables.numpy()
-        self._work = split_work(metadata)
-        self._query = np.empty((len(self._slots), self._shape.num_heads, self._shape.head_dim), np.float32)
+        self._positions = metadata.context_start.numpy()
+        if first:
+            heads, window = self._shape.num_kv_heads, self._window
+            self._decode_work = split_decodes(self._positions[:first], heads, window, self._threads)
+        if first < len(self._slots):
+            self._work = split_work(metadata, first)
+            num_queries = (len(self._slots) - first) * self._shape.group_size
+            dims = (self._shape.num_kv_heads, num_queries, self._shape.head_dim)
+            self._query = np.empty(dims, np.float32)
 
     def forward(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        num_rows = qkv.shape[0]
-        out = torch.empty((num_rows, self._shape.num_heads, self._shape.head_dim), dtype=qkv.dtype)
-        cpu_kernels.rotate_and_store(
-            _bits(qkv), self._cos, self._sin, self._slots, self._pool, layer, self._query, self._scale,
-            self._threads if num_rows >= _MIN_PARALLEL_ROWS else 1,
+        """Of float32 ``qkv``, or of the pool's type; the answer is of the same. Kernels get float32.
+
+        Prompts' K and V are stored first: a decode may read what a prompt of its step stores.
+        """
+        num_rows, first = len(qkv), self._num_decodes
+        result = torch.empty((num_rows, self._shape.num_heads, self._shape.head_dim))
+        rows, out = qkv.float().numpy(), result.numpy()
+        if first < num_rows:
+            self._store(layer, rows[first:])
+        if first:
+            self._decode(layer, rows, out)
+        if first < num_rows:
+            cpu_prompt.attend(
+                self._query, self._pool, layer, self._tables, self._work, self._window,
+                out[first:], self._threads,
+            )  # fmt: skip
+        return result.view(num_rows, -1).to(qkv.dtype)
+
+    def _store(self, layer: int, qkv: Floats) -> None:
+        """Q, K and V of the rows behind the decodes."""
+        first = self._num_decodes
+        cpu_rotate.rotate_and_store(
+            qkv, self._cos[first:], self._sin[first:], self._slots[first:], self._pool, layer,
+            self._query, self._scale, self._threads if len(qkv) >= _MIN_PARALLEL_ROWS else 1,
         )  # fmt: skip
-        cpu_kernels.attend(
-            self._query, self._pool, layer, self._tables, self._work, self._window, _bits(out), self._threads
-        )
-        return out.view(num_rows, -1)
+
+    def _decode(self, layer: int, qkv: Floats, out: Floats) -> None:
+        work = self._decode_work
+        cpu_decode.decode(
+            qkv, self._cos, self._sin, self._slots, self._tables, self._positions,
+            work.runs, work.bounds, work.split, self._pool, layer, self._scale, self._window,
+            out, work.num_places,
+        )  # fmt: skip

@@ -19,21 +19,22 @@ def warm_cpu_kernels(threads: int = 1) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         pool = torch.zeros((2, 1, 2, 1, 16, 16), dtype=dtype)
         backend = CpuAttention(pool, _SHAPE, threads)
-        backend.begin_step(_metadata(), torch.ones((2, 8)), torch.zeros((2, 8)))
-        backend.forward(0, torch.zeros((2, _SHAPE.qkv_size), dtype=dtype))
+        for num_rows in (1, 2):  # a decode, and a prompt
+            backend.begin_step(_metadata(num_rows), torch.ones((num_rows, 8)), torch.zeros((num_rows, 8)))
+            backend.forward(0, torch.zeros((num_rows, _SHAPE.qkv_size), dtype=dtype))
 
 
-def _metadata() -> AttentionMetadata:
+def _metadata(num_rows: int) -> AttentionMetadata:
     def ints(*values: int) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32)
 
     return AttentionMetadata(
-        query_start=ints(0, 2),
+        query_start=ints(0, num_rows),
         context_start=ints(0),
-        seq_lens=ints(2),
+        seq_lens=ints(num_rows),
         block_tables=ints(1).view(1, 1),
-        slot_mapping=ints(16, 17),
-        num_decodes=0,
+        slot_mapping=ints(*range(16, 16 + num_rows)),
+        num_decodes=int(num_rows == 1),
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -36,6 +37,8 @@ def choose_hardware(config: EngineConfig) -> Hardware:
     if config.threads is not None and config.threads > cores:
         raise ConfigError(f"--threads {config.threads} is more than the {cores} cores there are to use.")
     device = torch.device("cuda" if has_gpu and config.device != "cpu" else "cpu")
+    if device.type == "cuda" and find_spec("triton") is None:
+        raise ConfigError("a GPU needs triton, which is not installed; --device cpu does without.")
     if device.type == "cpu" and config.dtype == "float16":
         raise ConfigError("--dtype float16 needs a GPU; use bfloat16 or float32 on a CPU.")
     return Hardware(device, _choose_dtype(config.dtype, device), config.threads or default_threads())

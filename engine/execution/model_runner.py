@@ -13,7 +13,7 @@ from engine.execution.batch import build_model_input
 from engine.execution.grammars import GrammarError, GrammarMasks, Mask
 from engine.execution.sampler import sample
 from engine.execution.scoring import score
-from engine.models.llama import LlamaModel
+from engine.models.llama import Decoder
 from engine.schedule import Sample, SampleSpec, ScheduledChunk, SchedulerOutput, StepOutput
 from tiering.memory.device_pool import copy_blocks
 
@@ -21,7 +21,7 @@ from tiering.memory.device_pool import copy_blocks
 class ModelRunner:
     """Executes plans on one model and one KV pool. Without ``masks`` no plan may have grammars."""
 
-    def __init__(self, model: LlamaModel, pool: torch.Tensor, block_size: int) -> None:
+    def __init__(self, model: Decoder, pool: torch.Tensor, block_size: int) -> None:
         self._model = model
         self._pool = pool
         self._block_size = block_size

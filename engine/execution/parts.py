@@ -16,14 +16,16 @@ import torch
 
 from engine.attention.base import AttentionBackend, AttentionShape
 from engine.attention.reference import ReferenceAttention
-from engine.config import ConfigError, EngineConfig
+from engine.config import ConfigError, EngineConfig, ModelConfig
 from engine.execution.cuda_graphs import CudaRecorder, MemoryUse, Progress, Recorder
 from engine.execution.grammars import GrammarMasks
 from engine.execution.hardware import Hardware
 from engine.execution.model_runner import ModelRunner
 from engine.execution.warm_up import SHORTEST_PROMPT, warm_up, warm_up_prompt
+from engine.loading.source import TensorSource
 from engine.models.layers import Ops, TorchOps
-from engine.models.llama import LlamaModel
+from engine.models.llama import Decoder, LlamaModel, LlamaWeights
+from engine.packed.weights import PackedWeights
 from engine.schedule import Executor
 
 logger = logging.getLogger(__name__)
@@ -55,6 +57,20 @@ class Parts:
 
         return TritonOps(dtype, deterministic=deterministic)
 
+    def packed_weights(
+        self, config: ModelConfig, source: TensorSource, weights: LlamaWeights
+    ) -> PackedWeights | None:
+        """What small steps read of ``source`` as it is quantized; None where they do as all others.
+
+        So they do with ``deterministic``: a result may not depend on a step's rows, and the two ways round
+        differently.
+        """
+        if self._is_gpu or self.config.deterministic:
+            return None
+        from engine.loading.packed_weights import pack_weights
+
+        return pack_weights(config, source, weights)
+
     def attention(self, pool: torch.Tensor, shape: AttentionShape) -> AttentionBackend:
         """Attention over ``pool``. Raises ConfigError if there is none that keeps ``--deterministic``."""
         if self._is_gpu:
@@ -83,17 +99,18 @@ class Parts:
     def runner(
         self,
         model: LlamaModel,
-        attention: AttentionBackend,
+        packed: PackedWeights | None,
         pool: torch.Tensor,
         max_model_len: int,
         on_progress: Progress,
     ) -> tuple[Runner, tuple[str, ...]]:
-        """A runner that is ready to step, and what its user should know of it."""
+        """A runner that is ready to step, and what its user should know of it.
+
+        ``packed``: what ``packed_weights`` gave for the model's weights.
+        """
         block_size = self.config.block_size
         if not self._is_gpu:
-            plain = ModelRunner(model, pool, block_size)
-            warm_up(plain, block_size, len(pool))
-            return plain, ()
+            return self._cpu_runner(model, packed, pool, max_model_len), ()
         from engine.execution.gpu_runner import GpuRunner
         from engine.execution.step_buffers import StepLimits
 
@@ -103,11 +120,31 @@ class Parts:
         with _memory_that_lasts():
             runner = GpuRunner(model, pool, block_size, limits)
             warm_up(runner, block_size, len(pool), lengths)
-            if isinstance(attention, ReferenceAttention):
-                return runner, (f"{attention.name} attention fits no CUDA graphs, so steps take longer.",)
+            if isinstance(model.attention, ReferenceAttention):
+                return runner, (
+                    f"{model.attention.name} attention fits no CUDA graphs, so steps take longer.",
+                )
             notes = _capture(runner.capture_graphs, pool.device, on_progress)
             warm_up_prompt(runner, block_size, lengths[-1])  # for captures give back the memory that it took
         return runner, notes
+
+    def _cpu_runner(
+        self, model: LlamaModel, packed: PackedWeights | None, pool: torch.Tensor, max_model_len: int
+    ) -> Runner:
+        """By ``model``, or for small steps by the same model's quantized weights."""
+        decoder: Decoder = model
+        lengths = [SHORTEST_PROMPT]
+        if packed is not None:
+            from engine.packed.llama import MixedLlama, PackedLlama, most_rows
+
+            max_rows = most_rows()
+            small = PackedLlama(packed, model, max_rows, self.hardware.threads)
+            decoder = MixedLlama(small, model, max_rows)
+            longest = min(max_model_len, len(pool) * self.config.block_size)
+            lengths.append(max(SHORTEST_PROMPT, min(max_rows + 1, longest)))  # for torch's first use, too
+        runner = ModelRunner(decoder, pool, self.config.block_size)
+        warm_up(runner, self.config.block_size, len(pool), lengths)
+        return runner
 
 
 @contextlib.contextmanager

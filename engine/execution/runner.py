@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.attention.base import AttentionShape
+from engine.attention.base import AttentionBackend, AttentionShape
 from engine.config import ConfigError, EngineConfig, ModelConfig
 from engine.execution.hardware import (
     DeviceMemory,
@@ -30,6 +30,7 @@ from engine.loading.weights import load_weights
 from engine.messages import EngineInfo
 from engine.models.llama import LlamaModel, LlamaWeights
 from engine.models.rope import RopeTable
+from engine.packed.weights import PackedWeights
 from tiering.memory.device_pool import allocate_device_pool
 from tiering.memory.layout import KVLayout
 from tiering.movers.checksums import checksum
@@ -66,6 +67,8 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> LoadedRunner:
     tokenizer = prepare_tokenizer(checkpoint)
     parts = Parts(hardware, config)
     weights = load_weights(model, checkpoint.tensors, parts.ops(), hardware.device, on_progress)
+    packed = parts.packed_weights(model, checkpoint.tensors, weights)
+    looked_at = _LookedAt.once(weights)  # before the pool takes the memory that is left
     window = _Window.fit(config, model, hardware)
     pool = allocate_device_pool(
         window.layout,
@@ -77,36 +80,55 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> LoadedRunner:
     attention = parts.attention(pool, _attention_shape(model, window.max_model_len))
     rope = RopeTable(model, max(window.max_model_len, WARM_UP_TOKENS), hardware.device)
     runner, notes = parts.runner(
-        LlamaModel(weights, rope, attention), attention, pool, window.max_model_len, on_progress
+        LlamaModel(weights, rope, attention), packed, pool, window.max_model_len, on_progress
     )
     window = replace(window, notes=(*window.notes, *notes))
     return LoadedRunner(
         runner,
-        _describe(hardware, memory, checkpoint, weights, window, attention.name, tokenizer),
+        _describe(hardware, memory, checkpoint, looked_at, packed, window, attention.name, tokenizer),
         pool,
         window.layout,
-        _fingerprint(config, model, weights, window.layout, hardware, attention.name),
+        _fingerprint(config, model, looked_at, window.layout, hardware, attention),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _LookedAt:
+    """What there is to tell of all weights. To look at a packed one takes its memory again, for that long."""
+
+    num_parameters: int
+    num_bytes: int
+    checksums: tuple[bytes, ...]
+
+    @classmethod
+    def once(cls, weights: LlamaWeights) -> _LookedAt:
+        num_parameters, num_bytes, checksums = 0, 0, list[bytes]()
+        for tensor in weights.tensors():
+            num_parameters += tensor.numel()
+            num_bytes += tensor.nbytes
+            block = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+            checksums.append(checksum(block))
+        return cls(num_parameters, num_bytes, tuple(checksums))
 
 
 def _fingerprint(
     config: EngineConfig,
     model: ModelConfig,
-    weights: LlamaWeights,
+    weights: _LookedAt,
     layout: KVLayout,
     hardware: Hardware,
-    attention_backend: str,
+    attention: AttentionBackend,
 ) -> bytes:
     """Of the weights as loaded, the model's shape, the KV's type and layout, and the way it is computed."""
     hasher = hashlib.blake2b(digest_size=FINGERPRINT_BYTES)
     is_exact = config.deterministic
     device = _device_name(hardware.device) if is_exact else hardware.device.type
     threads = hardware.threads if is_exact else None
-    path = (hardware.dtype, device, attention_backend, is_exact, threads)
+    backend = attention.arithmetic if is_exact else attention.name
+    path = (hardware.dtype, device, backend, is_exact, threads)
     hasher.update(repr((model, layout, path)).encode())
-    for tensor in weights.tensors():
-        block = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-        hasher.update(checksum(block))
+    for found in weights.checksums:
+        hasher.update(found)
     return hasher.digest()
 
 
@@ -114,24 +136,24 @@ def _describe(
     hardware: Hardware,
     memory: DeviceMemory,
     checkpoint: Checkpoint,
-    weights: LlamaWeights,
+    weights: _LookedAt,
+    packed: PackedWeights | None,
     window: _Window,
     attention_backend: str,
     tokenizer: TokenizerFiles,
 ) -> EngineInfo:
-    tensors = weights.tensors()
     return EngineInfo(
         model_name=checkpoint.name,
         architecture=checkpoint.config.architecture,
         device=_device_name(hardware.device),
         dtype=str(hardware.dtype).removeprefix("torch."),
-        num_parameters=sum(tensor.numel() for tensor in tensors),
+        num_parameters=weights.num_parameters,
         vocab_size=checkpoint.config.vocab_size,
         max_model_len=window.max_model_len,
         block_size=window.layout.block_size,
         num_blocks=window.num_blocks,
         kv_bytes=window.num_blocks * window.layout.block_bytes,
-        weight_bytes=sum(tensor.nbytes for tensor in tensors),
+        weight_bytes=weights.num_bytes + (packed.num_bytes if packed else 0),
         memory_total_bytes=memory.total,
         memory_available_bytes=memory.available,
         threads=hardware.threads,

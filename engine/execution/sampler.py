@@ -9,11 +9,11 @@ nor on whether the request was preempted. Rows that ask for nothing special cost
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec.structs import replace
 
 from engine.execution.grammars import Mask
 from engine.execution.random_numbers import uniform

@@ -23,7 +23,9 @@ class TritonOps(Ops):
         self.dtype = dtype
         self._deterministic = deterministic
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    def linear(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, is_shared: bool = False
+    ) -> Linear:
         return FixedTileLinear(weight, bias) if self._deterministic else TorchLinear(weight, bias)
 
     def norm(self, weight: torch.Tensor, eps: float) -> Norm:

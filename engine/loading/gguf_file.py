@@ -11,13 +11,16 @@ from typing import Any
 
 import gguf
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.config import ConfigError, ModelConfig, RopeScaling
+from engine.loading.gguf_blocks import quantized_matrix
 from engine.loading.gguf_reader import LeanReader
 from engine.loading.hf_directory import DummyWeights
 from engine.loading.shapes import check_sizes, usable_token_ids
 from engine.loading.source import TensorSource
+from engine.packed.layout import QuantizedMatrix
 
 _ROPE_FACTORS = "rope_freqs.weight"
 _TOP = {
@@ -94,18 +97,29 @@ class GGUFWeights:
                 f"{tensor.name} in {self._path} is {tensor.tensor_type.name}, which cannot be decoded."
             ) from error
         weight = torch.from_numpy(np.require(values, np.float32, ("C", "W")))
-        return _halves(weight, self._config.head_dim) if ".q_proj." in name or ".k_proj." in name else weight
+        return weight[self._order(len(weight))] if _is_rotated(name) else weight
+
+    def quantized(self, name: str) -> QuantizedMatrix | None:
+        tensor = self._tensors[name]
+        matrix = quantized_matrix(np.asarray(tensor.data), tensor.tensor_type)
+        if matrix is None or not _is_rotated(name):
+            return matrix
+        return matrix.rows(self._order(matrix.num_outputs))
+
+    def _order(self, num_rows: int) -> npt.NDArray[np.intp]:
+        """Which rows of each head, stored as ``(x0, y0, x1, y1, ...)``, make ``(x0, x1, ..., y0, y1, ...)``.
+
+        Leaves a weight that is not made of whole heads to the loader, which refuses its shape.
+        """
+        rows = np.arange(num_rows)
+        head_dim = self._config.head_dim
+        if num_rows % head_dim:
+            return rows
+        return rows.reshape(-1, head_dim // 2, 2).transpose(0, 2, 1).ravel()
 
 
-def _halves(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Rows of each head from ``(x0, y0, x1, y1, ...)`` to ``(x0, x1, ..., y0, y1, ...)``.
-
-    Leaves a weight that is not made of whole heads to the loader, which refuses its shape.
-    """
-    if weight.shape[0] % head_dim:
-        return weight
-    pairs = weight.view(-1, head_dim // 2, 2, *weight.shape[1:])
-    return pairs.transpose(1, 2).reshape(weight.shape)
+def _is_rotated(name: str) -> bool:
+    return ".q_proj." in name or ".k_proj." in name
 
 
 class _Metadata:

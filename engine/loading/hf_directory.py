@@ -62,6 +62,9 @@ class SafetensorsWeights:
             )
         return tensor
 
+    def quantized(self, name: str) -> None:
+        """Nothing: only floating-point weights are read."""
+
     def _find_files(self) -> dict[str, str]:
         if (self._directory / _INDEX).exists():
             weight_map = read_json(self._directory / _INDEX).get("weight_map")
@@ -114,3 +117,6 @@ class DummyWeights:
         digest = hashlib.blake2b(f"{self._seed} {name}".encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
         return torch.empty(shape).normal_(0.0, self._STANDARD_DEVIATION, generator=generator)
+
+    def quantized(self, name: str) -> None:
+        """Nothing: they are drawn as they are."""

@@ -57,8 +57,9 @@ class _Loader:
     def load(self) -> LlamaWeights:
         embedding = self._fused([EMBEDDING])
         layers = tuple(self._layer(layer_prefix(i)) for i in range(self._config.num_layers))
-        head = embedding if self._config.tie_word_embeddings else self._fused([LM_HEAD])
-        return LlamaWeights(embedding, layers, self._norm(NORM), self._ops.linear(head))
+        is_tied = self._config.tie_word_embeddings
+        head = self._ops.linear(embedding if is_tied else self._fused([LM_HEAD]), is_shared=is_tied)
+        return LlamaWeights(embedding, layers, self._norm(NORM), head)
 
     def _layer(self, prefix: str) -> DecoderLayer:
         return DecoderLayer(

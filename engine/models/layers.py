@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +28,7 @@ class Linear(ABC):
 
     @abstractmethod
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """The weights it holds, however they are packed."""
+        """The weights it holds, of the shapes given; of what is packed, copies."""
 
 
 class Norm(ABC):
@@ -52,8 +52,13 @@ class Ops(ABC):
     dtype: torch.dtype
 
     @abstractmethod
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        """From ``weight`` ``[out, in]`` and ``bias`` ``[out]`` in ``dtype``, on the device."""
+    def linear(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, is_shared: bool = False
+    ) -> Linear:
+        """From ``weight`` ``[out, in]`` and ``bias`` ``[out]`` in ``dtype``, on the device.
+
+        ``is_shared``: something else has the weight too, so that to pack it would take its memory again.
+        """
 
     @abstractmethod
     def norm(self, weight: torch.Tensor, eps: float) -> Norm:
@@ -66,27 +71,69 @@ class Ops(ABC):
 
 @dataclass(frozen=True, slots=True)
 class TorchLinear(Linear):
-    """torch's own product.
-
-    With ``row_tile`` every product has exactly that many rows, padded with zeros where the input ends. A
-    matrix product may sum in another order for another number of rows; so a row's result then depends on
-    nothing but the row, be it one of a prompt or a single decode, and whatever its neighbours are.
-    """
+    """torch's own product."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
-    row_tile: int | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self.row_tile is None:
-            return F.linear(x, self.weight, self.bias)
-        num_rows = x.shape[0]
-        padded = F.pad(x, (0, 0, 0, -num_rows % self.row_tile))
-        tiles = [F.linear(tile, self.weight, self.bias) for tile in padded.split(self.row_tile)]
-        return torch.cat(tiles)[:num_rows]
+        return F.linear(x, self.weight, self.bias)
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+
+class PrepackedLinear(Linear):
+    """oneDNN's product by a bfloat16 weight in the layout that oneDNN wants.
+
+    torch's own product on a CPU is oneDNN's too, but brings the weight into that layout at every call.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self._packed = _onednn()._reorder_linear_weight(weight)
+        self._bias = bias
+        self._product = _onednn()._linear_pointwise.default
+
+    @staticmethod
+    def is_possible(weight: torch.Tensor) -> bool:
+        """Whether this torch and this CPU have it."""
+        if weight.dtype != torch.bfloat16 or weight.device.type != "cpu":
+            return False
+        names = ("_is_mkldnn_bf16_supported", "_reorder_linear_weight", "_linear_pointwise")
+        has_all = torch.backends.mkldnn.is_available() and all(hasattr(_onednn(), name) for name in names)
+        return has_all and bool(_onednn()._is_mkldnn_bf16_supported())
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self._product(x, self._packed, self._bias, "none", [], "")
+        return result
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        weight = self._packed.to_dense()
+        return (weight,) if self._bias is None else (weight, self._bias)
+
+
+def _onednn() -> Any:
+    return torch.ops.mkldnn
+
+
+@dataclass(frozen=True, slots=True)
+class RowTiledLinear(Linear):
+    """A product whose every call of ``linear`` has exactly so many rows, padded with zeros at the end.
+
+    A matrix product may sum in another order for another number of rows; so a row's result then depends on
+    nothing but the row, be it one of a prompt or a single decode, and whatever its neighbours are.
+    """
+
+    linear: Linear
+    row_tile: int = DETERMINISTIC_ROW_TILE
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        num_rows = x.shape[0]
+        padded = F.pad(x, (0, 0, 0, -num_rows % self.row_tile))
+        return torch.cat([self.linear(tile) for tile in padded.split(self.row_tile)])[:num_rows]
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return self.linear.tensors()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +180,12 @@ class TorchOps(Ops):
         self.dtype = dtype
         self._deterministic = deterministic
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        return TorchLinear(weight, bias, DETERMINISTIC_ROW_TILE if self._deterministic else None)
+    def linear(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, is_shared: bool = False
+    ) -> Linear:
+        packs = not is_shared and PrepackedLinear.is_possible(weight)
+        linear = PrepackedLinear(weight, bias) if packs else TorchLinear(weight, bias)
+        return RowTiledLinear(linear) if self._deterministic else linear
 
     def norm(self, weight: torch.Tensor, eps: float) -> Norm:
         return TorchNorm(weight, eps, self.dtype)

@@ -7,7 +7,9 @@ whatever the weights are: rounding it in every layer costs more accuracy than al
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -61,29 +63,47 @@ class LlamaWeights:
     norm: Norm
     lm_head: Linear  # [V, H]
 
-    def tensors(self) -> list[torch.Tensor]:
-        """Every distinct weight, for counting."""
-        found = [self.embedding, *self.norm.tensors(), *self.lm_head.tensors()]
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Every distinct weight. One that is packed is unpacked for as long as it is looked at."""
+        yield self.embedding
+        yield from self.norm.tensors()
+        yield from (
+            tensor for tensor in self.lm_head.tensors() if tensor.data_ptr() != self.embedding.data_ptr()
+        )
         for layer in self.layers:
             for part in (
                 layer.input_norm, layer.post_attention_norm,
                 layer.qkv, layer.output, layer.gate_up, layer.down,
             ):  # fmt: skip
-                found += part.tensors()
-        return list({tensor.data_ptr(): tensor for tensor in found}.values())
+                yield from part.tensors()
+
+
+class Decoder(Protocol):
+    """A model as a runner drives it."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def hidden(self, inputs: ModelInput) -> torch.Tensor:
+        """The last layer's output ``[T, H]`` float32, of which ``logits`` may be taken."""
+        ...
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """Logits ``[R, V]`` float32 of rows ``[R, H]`` of the hidden state."""
+        ...
 
 
 class LlamaModel:
     """Rows in, logits out; keys and values go to the attention backend's pool."""
 
     def __init__(self, weights: LlamaWeights, rope: RopeTable, attention: AttentionBackend) -> None:
-        self._weights = weights
-        self._rope = rope
-        self._attention = attention
+        self.weights = weights
+        self.rope = rope
+        self.attention = attention
 
     @property
     def vocab_size(self) -> int:
-        return self._weights.embedding.shape[0]
+        return self.weights.embedding.shape[0]
 
     def forward(self, inputs: ModelInput) -> torch.Tensor:
         """Logits ``[R, V]`` float32 of the rows in ``logit_rows``."""
@@ -91,17 +111,17 @@ class LlamaModel:
 
     def hidden(self, inputs: ModelInput) -> torch.Tensor:
         """The last layer's output ``[T, H]`` float32, of which ``logits`` may be taken."""
-        weights = self._weights
-        self._attention.begin_step(inputs.attention, *self._rope.at(inputs.positions))
+        weights = self.weights
+        self.attention.begin_step(inputs.attention, *self.rope.at(inputs.positions))
         hidden = weights.embedding[inputs.token_ids].float()
         delta = None
         for index, layer in enumerate(weights.layers):
-            delta = layer(index, hidden, delta, self._attention)
+            delta = layer(index, hidden, delta, self.attention)
         return hidden if delta is None else hidden.add_(delta)
 
     def logits(self, rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Logits ``[R, V]`` float32 of rows ``[R, H]`` of the hidden state; ``out`` takes them, if given."""
         if not len(rows):
             return rows.new_empty((0, self.vocab_size), dtype=torch.float32)
-        logits = self._weights.lm_head(self._weights.norm(rows))
+        logits = self.weights.lm_head(self.weights.norm(rows))
         return logits.float() if out is None else out.copy_(logits)

@@ -9,7 +9,7 @@ import torch
 
 from engine.attention.base import AttentionShape
 from engine.attention.cpu import NO_WINDOW, CpuAttention, is_supported, split_work
-from engine.attention.cpu_kernels import QUERY_BLOCK
+from engine.attention.cpu_prompt import QUERY_BLOCK
 from tests.support.paged_attention import Batch, make_batch, metadata
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
@@ -133,6 +133,20 @@ def test_a_broken_row_shows_as_nan_and_stays_alone() -> None:
         out = batch.run(backend(batch))
         assert out[1].isnan().all()
         assert torch.equal(out[[0, 2, 3, 4]], sound[[0, 2, 3, 4]])
+
+
+@DTYPES
+@pytest.mark.parametrize("window", [None, 20])
+def test_a_broken_row_of_a_prompt_shows_only_where_it_is_seen(dtype: torch.dtype, window: int | None) -> None:
+    batch = make_batch([(3, 150), (0, 70)], AttentionShape(6, 2, 64, window), dtype)
+    sound = batch.run(backend(batch, 1)).clone()
+    seen = slice(70, 150 if window is None else 70 + window)
+    for value in (float("nan"), float("inf")):
+        batch.qkv[70, 6 * 64 :] = value
+        out = batch.run(backend(batch, 1))
+        assert out[seen].isnan().all()
+        assert torch.equal(out[: seen.start], sound[: seen.start])
+        assert torch.equal(out[seen.stop :], sound[seen.stop :])
 
 
 @DTYPES

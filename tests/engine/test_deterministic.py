@@ -16,7 +16,7 @@ import torch
 
 from engine.execution.batch import build_model_input
 from engine.loading.checkpoint import open_checkpoint
-from engine.models.layers import DETERMINISTIC_ROW_TILE, TorchLinear, TorchNorm, silu_and_mul
+from engine.models.layers import RowTiledLinear, TorchLinear, TorchNorm, TorchOps, silu_and_mul
 from engine.schedule import ScheduledChunk, SchedulerOutput
 from tests.support import reference
 from tests.support.tiny_models import CPU, Loaded, make_model, random_tokens
@@ -35,9 +35,10 @@ def parts(rows: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:
 def test_a_product_depends_on_its_row_alone(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     generator = torch.Generator().manual_seed(1)
     weight, rows = torch.randn(shape, generator=generator).to(dtype), torch.randn(83, shape[1]).to(dtype)
-    linear = TorchLinear(weight, torch.randn(shape[0]).to(dtype), DETERMINISTIC_ROW_TILE)
+    bias = torch.randn(shape[0]).to(dtype)
+    linear = TorchOps(dtype, deterministic=True).linear(weight, bias)
     expected = linear(rows)
-    torch.testing.assert_close(expected, TorchLinear(weight, linear.bias)(rows), rtol=0.02, atol=0.5)
+    torch.testing.assert_close(expected, TorchLinear(weight, bias)(rows), rtol=0.02, atol=0.5)
     for sizes in SPLITS:
         assert torch.equal(torch.cat([linear(part) for part in parts(rows, sizes)]), expected)
     for seed in range(5):
@@ -77,7 +78,7 @@ def test_activations_do_not_depend_on_where_threads_meet(
 
 
 def test_no_rows_are_no_trouble() -> None:
-    assert TorchLinear(torch.ones(5, 3), None, 16)(torch.ones(0, 3)).shape == (0, 5)
+    assert RowTiledLinear(TorchLinear(torch.ones(5, 3)))(torch.ones(0, 3)).shape == (0, 5)
 
 
 def deterministic(path: Path, dtype: torch.dtype) -> Loaded:

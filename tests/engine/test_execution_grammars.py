@@ -7,13 +7,13 @@ import random
 import re
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 from weakref import WeakValueDictionary
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from engine.execution.grammars import (
     CompiledGrammar,

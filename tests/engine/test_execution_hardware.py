@@ -40,6 +40,14 @@ def test_float16_needs_a_gpu() -> None:
         choose_hardware(EngineConfig(model="", dtype="float16"))
 
 
+def test_a_gpu_needs_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(hardware, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"a GPU needs triton, .*; --device cpu does without\."):
+        choose_hardware(EngineConfig(model=""))
+    assert choose_hardware(EngineConfig(model="", device="cpu")).device.type == "cpu"
+
+
 def test_a_gpu_is_taken_unless_the_cpu_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     chosen = choose_hardware(EngineConfig(model=""))

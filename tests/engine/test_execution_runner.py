@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.attention import cpu_kernels
+from engine.attention import cpu_prompt, cpu_rotate
 from engine.config import ConfigError, EngineConfig, MemorySize
 from engine.execution import hardware
 from engine.execution.runner import LoadedRunner, load_runner
@@ -199,7 +199,7 @@ def test_dummy_weights_from_a_config_and_a_tokenizer(model: Path, tmp_path: Path
 def test_a_loaded_runner_compiles_nothing_more(model: Path) -> None:
     """Neither batch shapes nor the real model's arrays are of types that the warm-up did not see."""
     runner = load(model).runner
-    kernels = (cpu_kernels.rotate_and_store, cpu_kernels.attend)
+    kernels = (cpu_rotate.rotate_and_store, cpu_prompt.attend)
     compiled = [len(kernel.signatures) for kernel in kernels]  # type: ignore[attr-defined]
     runner.execute(plan(*[(f"r{i}", PROMPT, 0, (3 * i, 3 * i + 1, 3 * i + 2), None) for i in range(5)]))
     runner.execute(

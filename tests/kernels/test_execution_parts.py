@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 
@@ -112,7 +112,7 @@ def test_what_is_loaded_for_a_gpu_steps_at_once(directory: Path, monkeypatch: py
     spec = SampleSpec(SamplingParams(max_tokens=3, seed=0, temperature=0.0), (0,), 9, prompt, (), ())
     ids, start = list(prompt), 0
     for _ in range(3):
-        ask = dataclasses.replace(spec, position=len(ids))
+        ask = msgspec.structs.replace(spec, position=len(ids))
         chunk = ScheduledChunk("r", ids[start:], start, (3,), ask)
         start = len(ids)
         ids.append(loaded.runner.execute(SchedulerOutput((chunk,))).samples[0].tokens[0].token_id)

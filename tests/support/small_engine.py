@@ -27,8 +27,11 @@ from engine.scheduler import Scheduler, SchedulerConfig
 from tests.support.fake_kv import VOCAB_SIZE, FakeKvExecutor, FakeMemory
 from tiering.block_manager import BlockManager
 from tiering.block_pool import BlockPool
+from tiering.intake import Intake
 from tiering.movers.base import FakeMover, Mischief
 from tiering.policies.registry import eviction_factory, restore_factory, write_factory
+from tiering.refusals import LastRefusal, Question
+from tiering.tables import Admission, Member, Refusal
 from tiering.tiers import Tiers
 from tiering.transfers import Mover, TransferEngine
 from tiering.types import BlockId, BlockLabel, BlockState, Tier, TransferJob, TransferKind, TransferOutcome
@@ -92,6 +95,35 @@ class _Watched:
             assert self._device.label_of(copy.target) is None
 
 
+class _Doubted(LastRefusal):
+    """Answers that nothing is remembered, but keeps what it would have said, and for as long."""
+
+    has_held = False
+
+    def holds(self, question: Question) -> bool:
+        self.has_held = super().holds(question)
+        return False
+
+    def note(self, question: Question, intake: Intake, num_missing: int) -> None:
+        if not self.has_held:
+            super().note(question, intake, num_missing)
+
+
+class _CheckedManager(BlockManager):
+    """Looks for room whenever it is asked, and sees to it that what is remembered says the same."""
+
+    def try_admit(
+        self, members: Sequence[Member], *, keep_available: int, may_load: bool = True
+    ) -> Admission | Refusal:
+        doubted = self._last_refusal
+        if not isinstance(doubted, _Doubted):
+            doubted = self._last_refusal = _Doubted(self.tiers, self._planner, self.block_size)
+        doubted.has_held = False
+        answer = super().try_admit(members, keep_available=keep_available, may_load=may_load)
+        assert not doubted.has_held or answer is Refusal.NO_ROOM, "there was room for who was refused"
+        return answer
+
+
 class SmallEngine:
     """Steps a core and keeps what each request received; ``tokens`` are those of sequence 0 of each.
 
@@ -136,7 +168,7 @@ class SmallEngine:
             if below in pools
         }
         self.tiers = Tiers(pools[Tier.DEVICE], pools.get(Tier.HOST), pools.get(Tier.DISK), writes)
-        self.blocks = BlockManager(
+        self.blocks = _CheckedManager(
             self.tiers, block_size, restore=restore_factory(restore)(), prefix_caching=prefix_caching
         )
         self.backend = backend or FakeBackend(block_size, counts)

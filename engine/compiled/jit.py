@@ -2,7 +2,9 @@
 
 numba looks for ``NUMBA_CACHE_DIR``, then ``__pycache__`` beside the source, then the user's cache
 directory. Where none of them can be written (a read-only install and no home) it refuses to define
-the function at all; such a process compiles in memory instead.
+the function at all; such a process compiles in memory instead. What a kernel calls may stand in another
+file of its directory or of this one, though numba looks for changes in the kernel's own file only: the name
+under which it is cached has a digest of them all.
 
 The compiler may change no rounding: it may not reorder sums, nor fuse a product with a sum. With such
 leave, bits would depend on what else a process compiled or loaded before. For numba optimises a function
@@ -13,7 +15,10 @@ registers need, fused products and sums in lanes, stands in the kernels' source.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
@@ -22,23 +27,28 @@ import numba.extending
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# What a search for the largest number needs for vector registers.
-_ANY_ORDER = {"nnan", "nsz"}
 
-
-def jit(*, parallel: bool = False, any_order: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def jit(
+    *, parallel: bool = False, inline: bool = False, wrapped: bool = True
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """``numba.njit`` with our flags, cached on disk if possible.
 
-    ``any_order`` is for a function that only compares, and so rounds nothing. It may overlook a NaN.
+    ``inline`` is for a function with one caller, of which it becomes a part: LLVM optimises all that a
+    function calls once more with each caller, so every level of calls costs seconds. Without ``wrapped``
+    Python cannot call it, and need not wait for code that would take its arguments apart.
     """
     options: dict[str, Any] = {
         "parallel": parallel,
-        "fastmath": _ANY_ORDER if any_order else False,
+        "fastmath": False,
         "error_model": "numpy",
         "nogil": True,
+        "inline": "always" if inline else "never",
+        "no_cpython_wrapper": not wrapped,
+        "no_cfunc_wrapper": not wrapped,
     }
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        function.__qualname__ += "_" + sources_digest(Path(function.__code__.co_filename).parent)
         try:
             compiled = numba.njit(function, cache=True, **options)
         except RuntimeError:
@@ -46,6 +56,16 @@ def jit(*, parallel: bool = False, any_order: bool = False) -> Callable[[Callabl
         return cast(Callable[P, R], compiled)
 
     return decorate
+
+
+@functools.cache
+def sources_digest(directory: Path) -> str:
+    """Of the Python files in a directory and in this one's: 16 hexadecimal digits."""
+    hasher = hashlib.blake2b(digest_size=8)
+    for path in (*sorted(Path(__file__).parent.glob("*.py")), *sorted(directory.glob("*.py"))):
+        source = path.read_bytes()
+        hasher.update(f"{path.name} {len(source)} ".encode() + source)
+    return hasher.hexdigest()
 
 
 def specialize(stub: Callable[..., Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -65,3 +85,8 @@ def has_fma(context: Any) -> bool:
     """
     triple, _, features = context.codegen().magic_tuple()
     return not triple.startswith("x86") or "+fma" in features.split(",")
+
+
+def has_wide_registers(context: Any) -> bool:
+    """Whether the CPU that ``context`` compiles for has 32 vector registers of 512 bits."""
+    return "+avx512f" in context.codegen().magic_tuple()[2].split(",")
