@@ -109,6 +109,26 @@ def parse_disk_tier(text: str) -> DiskTier:
     return DiskTier(path, parse_memory_size(size) if colon else None)
 
 
+class EngineScript(msgspec.Struct, frozen=True):
+    """Tokens that are made up instead of computed, as ``engine.scripted_core`` says."""
+
+    tokens_per_s: float
+    phases: int = 1
+
+
+_SCRIPT = re.compile(r"scripted:([0-9]{1,6}(?:\.[0-9]{1,6})?)(?:/([0-9]{1,4}))?")
+
+
+def parse_engine(text: str) -> EngineScript | None:
+    """Read ``model`` as None, and ``scripted:RATE`` or ``scripted:RATE/PHASES``. Raises ConfigError."""
+    if text == "model":
+        return None
+    match = _SCRIPT.fullmatch(text)
+    if match is None or not (rate := float(match[1])) or not (phases := int(match[2] or 1)):
+        raise ConfigError(f"{text!r} is no engine; write model, or scripted:RATE like scripted:20.")
+    return EngineScript(rate, phases)
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything the engine process needs to start. None means: choose a sensible value at load."""
 
@@ -135,6 +155,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache_secret: bytes = b""
     log_level: str = "info"
     grammar_timeout_s: float = 5.0
+    script: EngineScript | None = None  # what to make up in place of computing with the model
 
 
 @dataclass(frozen=True, slots=True)

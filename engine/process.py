@@ -34,24 +34,63 @@ from engine.messages import (
     ForgetKv,
     ForkRequest,
     IntegrityReport,
+    KvReport,
     LoadFailed,
     LoadProgress,
     PauseRequest,
     Ready,
     ResumeRequest,
+    SessionsReport,
     Shutdown,
+    StepReport,
 )
 from engine.reports import parts
+from engine.stats import EngineStats
 
 logger = logging.getLogger(__name__)
 
 _SAVE_TIMEOUT_S = 5.0  # for blocks on their way to disk at shutdown; the gateway waits twice as long
 
 
+class Core(Protocol):
+    """What a step loop steps, as ``engine.core.EngineCore`` does."""
+
+    def add(self, message: AddRequest) -> None: ...
+
+    def fork(self, message: ForkRequest) -> None: ...
+
+    def abort(self, request_id: str, index: int | None = None) -> None: ...
+
+    def pause(self, request_id: str) -> None: ...
+
+    def resume(self, request_id: str) -> None: ...
+
+    def forget_kv(self, message: ForgetKv) -> None: ...
+
+    def can_step(self) -> bool: ...
+
+    @property
+    def patience_s(self) -> float | None: ...
+
+    def step(self) -> StepReport | None: ...
+
+    def report(self) -> StepReport: ...
+
+    def problems(self) -> tuple[str, ...]: ...
+
+    def stats(self) -> EngineStats: ...
+
+    def describe_kv(self, check_id: int, limit: int) -> KvReport: ...
+
+    def describe_sessions(self, check_id: int, sessions: Sequence[str]) -> SessionsReport: ...
+
+    def close(self, timeout_s: float) -> None: ...
+
+
 class EngineServer:
     """The step loop. Waits on the inbox, its one wake-up, only when nothing can be stepped."""
 
-    def __init__(self, connection: EngineConnection, core: EngineCore) -> None:
+    def __init__(self, connection: EngineConnection, core: Core) -> None:
         self._connection = connection
         self._core = core
         self._stopping = False
@@ -110,7 +149,7 @@ class CoreBuilder(Protocol):
         on_progress: Callable[[str, int, int], None],
         clock: Callable[[], float],
         wake: Callable[[], None],
-    ) -> tuple[EngineCore, EngineInfo]:
+    ) -> tuple[Core, EngineInfo]:
         """``wake`` lets the step loop go on when it waits; it may be called from any thread."""
         ...
 
@@ -129,7 +168,7 @@ def _build_real_core(
     return build_core(config, on_progress, clock, wake)
 
 
-def _load(connection: EngineConnection, config: EngineConfig, build: CoreBuilder) -> EngineCore | None:
+def _load(connection: EngineConnection, config: EngineConfig, build: CoreBuilder) -> Core | None:
     """Build the core and announce it; None, with the reason sent, if that is not possible."""
 
     def on_progress(phase: str, done: int, total: int) -> None:
@@ -152,7 +191,7 @@ def _load(connection: EngineConnection, config: EngineConfig, build: CoreBuilder
     return core
 
 
-def _serve(connection: EngineConnection, core: EngineCore) -> int:
+def _serve(connection: EngineConnection, core: Core) -> int:
     try:
         EngineServer(connection, core).run()
     except Exception as error:

@@ -126,6 +126,7 @@ class ScriptedEngine:
     ``sessions`` is what is told of sessions that somebody gave cells; the others show the prompts of theirs.
     """
 
+    is_behind = False
     num_restarts = 0
     restart_in_s = None
 

@@ -155,6 +155,10 @@ class SupervisedEngine:
     def stats(self) -> EngineStats:
         return self._engine.stats
 
+    @property
+    def is_behind(self) -> bool:
+        return self._engine.is_behind
+
     def submit(self, request: AddRequest, sink: DeltaSink) -> None:
         self._engine.submit(request, sink)
 

@@ -23,6 +23,7 @@ from gateway.options import (
     SHARE,
     FiniteFloat,
     engine_config,
+    engine_kind_option,
     engine_options,
     state_options,
     state_settings,
@@ -53,6 +54,7 @@ def main() -> None:
 
 @main.command("serve")
 @engine_options
+@engine_kind_option
 @click.option("--host", default=_DEFAULTS.host, show_default=True, help="Address to listen on.")
 @click.option(
     "--port",

@@ -6,6 +6,7 @@ Starts the engine for real with the given options, so that what it prints is wha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import platform
 import resource
@@ -26,7 +27,7 @@ from gateway.lifecycle import EXIT_FAULT, EXIT_USER_ERROR
 from gateway.state import package_version
 from gateway.tls import ServerTls, TlsFiles
 
-_PACKAGES = ("torch", "numba", "transformers", "aiohttp", "uvloop")
+_PACKAGES = ("torch", "triton", "numba", "transformers", "aiohttp", "uvloop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ def _look_at_machine() -> tuple[Finding, ...]:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     cores = len(os.sched_getaffinity(0))
     system = f"{platform.system()} {platform.release()}, {platform.machine()}"
-    versions = {"tidegate": package_version()} | {name: metadata.version(name) for name in _PACKAGES}
+    versions = {"tidegate": package_version()} | _versions()
     return (
         Finding("system", system, system),
         Finding("processor", f"{cores} cores, {_cpu_model()}", cores),
@@ -112,6 +113,15 @@ def _look_at_machine() -> tuple[Finding, ...]:
         Finding("python", platform.python_version(), platform.python_version()),
         Finding("packages", ", ".join(" ".join(item) for item in versions.items()), versions),
     )
+
+
+def _versions() -> dict[str, str]:
+    """Of the packages that are there: triton is only where there may be a GPU."""
+    versions = {}
+    for name in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def _describe_protocol(tls: TlsFiles | None) -> Finding:

@@ -19,8 +19,10 @@ from engine.config import (
     ConfigError,
     DiskTier,
     EngineConfig,
+    EngineScript,
     MemorySize,
     parse_disk_tier,
+    parse_engine,
     parse_memory_size,
     parse_optional_size,
     parse_share,
@@ -124,6 +126,18 @@ def engine_options(command: Command) -> Command:
     for option in reversed(_ENGINE_OPTIONS):
         command = option(command)
     return command
+
+
+def engine_kind_option(command: Command) -> Command:
+    """Add ``--engine`` to a command; it gets the script, or None for an engine that computes."""
+    option = click.option(
+        "--engine", "script", type=Parsed("engine", EngineScript, parse_engine), default="model",
+        show_default=True, metavar="KIND",
+        help="What answers: the model; or, to measure the server itself, scripted:RATE[/PHASES], which makes"
+             " up RATE tokens a second for each answer, in words of the model's tokenizer, in PHASES groups"
+             " by turns.",
+    )  # fmt: skip
+    return option(command)
 
 
 def _state_size(text: str) -> MemorySize:

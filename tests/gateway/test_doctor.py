@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gateway import doctor
 from gateway.doctor import _describe
 from tests.gateway.house import engine_info
 
@@ -19,3 +20,8 @@ def test_the_link_to_host_memory_is_told_where_a_gpu_has_one(link: str, topics: 
     told = {finding.topic: finding.text for finding in findings}
     assert [topic for topic in told if topic in {*topics, "host link"}] == topics
     assert told.get("host link", "") == link
+
+
+def test_only_packages_that_are_there_have_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_PACKAGES", ("torch", "none-such"))
+    assert list(doctor._versions()) == ["torch"]
