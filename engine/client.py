@@ -104,6 +104,11 @@ class Engine(Protocol):
     def stats(self) -> EngineStats: ...
 
     @property
+    def is_behind(self) -> bool:
+        """More steps have ended than it has delivered, so that whoever can may wait for them."""
+        ...
+
+    @property
     def num_restarts(self) -> int: ...
 
     @property
@@ -228,6 +233,10 @@ class EngineClient:
     @property
     def stats(self) -> EngineStats:
         return self._stats
+
+    @property
+    def is_behind(self) -> bool:
+        return self._link.is_behind
 
     @property
     def process_id(self) -> int:

@@ -119,7 +119,7 @@ class EngineConnection:
             if self._closed.is_set():
                 continue
             try:
-                self._sock.sendall(encode_frame(FromEngine(self._epoch, event)))
+                self._sock.sendall(encode_frame(FromEngine(self._epoch, event, self._outbox.qsize())))
             except OSError:
                 self._closed.set()
             except Exception:

@@ -107,7 +107,9 @@ class GrammarRoom:
     def __init__(self, compiler: Compiler, forget: Callable[[str], None]) -> None:
         self._compiler = compiler
         self._forget = forget
+        self.num_paused = 0
         self._waiting: dict[str, Waiting] = {}
+        self._of_form: dict[Form, dict[str, Waiting]] = {}
         self._held: dict[str, object] = {}
 
     def __len__(self) -> int:
@@ -115,10 +117,6 @@ class GrammarRoom:
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._waiting
-
-    @property
-    def num_paused(self) -> int:
-        return sum(waiting.paused for waiting in self._waiting.values())
 
     @property
     def has_results(self) -> bool:
@@ -135,18 +133,18 @@ class GrammarRoom:
         if compiled is not None:
             self._held[message.request_id] = compiled
             return True
-        self._waiting[message.request_id] = Waiting(message, form)
+        waiting = self._waiting[message.request_id] = Waiting(message, form)
+        self._of_form.setdefault(form, {})[message.request_id] = waiting
         self._compiler.submit(form, message.tenant)
         return False
 
     def take_in(self) -> Iterator[Settled]:
         """Those who need not wait any longer, first come first."""
         for result in self._compiler.poll():
-            for waiting in [w for w in self._waiting.values() if w.form == result.form]:
-                request_id = waiting.message.request_id
-                del self._waiting[request_id]
+            for waiting in tuple(self._of_form.get(result.form, {}).values()):
+                self._leave(waiting)
                 if result.error is None:
-                    self._held[request_id] = result.compiled
+                    self._held[waiting.message.request_id] = result.compiled
                 yield Settled(waiting, result.error)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
@@ -157,13 +155,15 @@ class GrammarRoom:
         if index is not None:
             waiting.unwanted.add(index)
         if index is None or waiting.unwanted.issuperset(range(waiting.message.sampling.n)):
-            del self._waiting[request_id]
-            if all(other.form != waiting.form for other in self._waiting.values()):
+            self._leave(waiting)
+            if waiting.form not in self._of_form:
                 self._compiler.cancel(waiting.form)
 
     def set_paused(self, request_id: str, *, paused: bool) -> None:
-        if request_id in self._waiting:
-            self._waiting[request_id].paused = paused
+        waiting = self._waiting.get(request_id)
+        if waiting is not None:
+            self.num_paused += paused - waiting.paused
+            waiting.paused = paused
 
     def release(self, request_id: str) -> None:
         """The request is over; its grammar may be forgotten."""
@@ -171,11 +171,28 @@ class GrammarRoom:
             self._forget(request_id)
 
     def problems(self, is_known: Callable[[str], bool]) -> tuple[str, ...]:
-        """Grammars held for requests that the scheduler does not know (any more)."""
+        """What does not add up here, or is held for requests that the scheduler does not know (any more)."""
         lost = [request_id for request_id in self._held if not is_known(request_id)]
-        return tuple(f"a grammar is held for request {request_id}, which is over" for request_id in lost)
+        problems = [f"a grammar is held for request {request_id}, which is over" for request_id in lost]
+        listed = {name for those in self._of_form.values() for name in those}
+        if listed != self._waiting.keys() or not all(self._of_form.values()):
+            problems.append("what waits for grammars does not add up")
+        if self.num_paused != sum(waiting.paused for waiting in self._waiting.values()):
+            problems.append("the count of paused requests that wait for grammars is off")
+        return tuple(problems)
 
     def close(self) -> None:
+        self.num_paused = 0
         self._waiting.clear()
+        self._of_form.clear()
         self._held.clear()
         self._compiler.close()
+
+    def _leave(self, waiting: Waiting) -> None:
+        request_id = waiting.message.request_id
+        del self._waiting[request_id]
+        self.num_paused -= waiting.paused
+        same_form = self._of_form[waiting.form]
+        del same_form[request_id]
+        if not same_form:
+            del self._of_form[waiting.form]

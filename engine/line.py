@@ -14,9 +14,8 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice, takewhile
 
 from engine.fairness import Share
+from engine.parked_line import OVERDUE_S, ParkedLine
 from engine.request import SequenceGroup
-
-OVERDUE_S = 60.0
 
 
 class TenantLine:
@@ -29,6 +28,7 @@ class TenantLine:
         self.share = share
         self.num_ready = 0
         self.parked: dict[str, SequenceGroup] = {}
+        self._returning = ParkedLine()
         self._waiting: dict[int, dict[str, SequenceGroup]] = {}
         self._overdue: dict[str, SequenceGroup] = {}
         self._classes: Counter[int] = Counter()  # of all requests in the house
@@ -52,7 +52,9 @@ class TenantLine:
 
     def park(self, group: SequenceGroup) -> None:
         self.parked[group.request_id] = group
-        self.num_ready += not group.paused
+        if not group.paused:
+            self._returning.add(group)
+            self.num_ready += 1
 
     def take(self, group: SequenceGroup) -> bool:
         """Out of the line, if it is there."""
@@ -60,6 +62,8 @@ class TenantLine:
         for place in (self.parked, self._overdue, waiting):
             if place.pop(group.request_id, None) is not None:
                 self.num_ready -= not group.paused
+                if place is self.parked and not group.paused:
+                    self._returning.remove(group)
                 if place is waiting and not waiting:
                     del self._waiting[group.priority]
                 return True
@@ -76,10 +80,10 @@ class TenantLine:
         """
         self._note_overdue(now)
         best = min(self._classes)
-        parked = sorted((group for group in self.parked.values() if not group.paused), key=self.order)
-        classes = {self._class_of(group) for group in parked} | self._waiting.keys()
-        for priority in sorted(classes | {best} if self._overdue else classes):
-            yield from (group for group in parked if self._class_of(group) == priority)
+        has_overdue = bool(self._overdue or self._returning.overdue)
+        classes = self._returning.classes() | self._waiting.keys()
+        for priority in sorted(classes | {best} if has_overdue else classes):
+            yield from self._returning.candidates(priority, with_overdue=priority == best)
             waiting = tuple(islice(self._waiting.get(priority, {}).values(), limit))
             overdue = tuple(islice(self._overdue.values(), limit)) if priority == best else ()
             yield from heapq.merge(waiting, overdue, key=lambda group: group.arrival_index)
@@ -88,13 +92,16 @@ class TenantLine:
         """For a recount: where requests in line are."""
         return (self.parked, self._overdue, *self._waiting.values())
 
+    def adds_up(self) -> bool:
+        """For a recount: whether the order of the parked has those whose clients read."""
+        return self._returning.holds([group for group in self.parked.values() if not group.paused])
+
     def _class_of(self, group: SequenceGroup) -> int:
         return min(self._classes) if group.is_overdue else group.priority
 
     def _note_overdue(self, now: float) -> None:
         """Those that never ran wait in the order of arrival, so the overdue are the first of a class."""
-        for group in self.parked.values():
-            group.is_overdue |= not group.paused and now - group.idle_since > OVERDUE_S
+        self._returning.note_overdue(now)
         heads = (
             takewhile(lambda group: now - group.idle_since > OVERDUE_S, waiting.values())
             for waiting in self._waiting.values()

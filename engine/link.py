@@ -28,6 +28,7 @@ class EngineLink(asyncio.Protocol):
         self._decoder = FrameDecoder(FromEngine)
         self._transport: asyncio.Transport | None = None
         self.is_congested = False
+        self.is_behind = False  # there is more than the event that is told: here, or at the engine
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses of it
@@ -46,10 +47,14 @@ class EngineLink(asyncio.Protocol):
             self._on_closed(str(error))
             self.close()
             return
+        num_more = len(events) + self._decoder.has_rest
         for event in events:
+            num_more -= 1
+            self.is_behind = num_more > 0 or event.num_behind > 0
             self._on_event(event)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.is_behind = False
         self._on_closed("its connection closed" if exc is None else f"its connection broke: {exc}")
 
     def send(self, envelope: ToEngine) -> None:

@@ -276,7 +276,7 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
             yield TokenLogprobs(logprob, tuple(zip(top_ids[shown], top_logprobs[shown], strict=True))), rank
 
 
-class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
+class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What one engine step produced for sequence ``index`` of one request.
 
     A sequence ends with its ``finish_reason``, and the request with the last of its sequences, or with an
@@ -288,7 +288,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True):
     is not text. ``num_cached_tokens`` is the number of prompt tokens that were not computed because
     the prefix cache held them at first admission. ``error`` is set with ``FinishReason.ERROR``,
     ``is_invalid`` if the request itself is at fault. ``prompt_logprobs`` come once, with the first delta of
-    the request, for the second and all later tokens of the prompt.
+    the request, for the second and all later tokens of the prompt. None is ever part of a cycle.
     """
 
     request_id: str
@@ -440,7 +440,11 @@ EngineEvent = (
 
 
 class FromEngine(msgspec.Struct, frozen=True, array_like=True):
-    """Envelope of every engine -> gateway message."""
+    """Envelope of every engine -> gateway message.
+
+    ``num_behind`` others wait in the engine to be sent; of them the last may be its end, which is no message.
+    """
 
     epoch: int
     body: EngineEvent
+    num_behind: int = 0

@@ -6,17 +6,21 @@ costs nothing per step, however many there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
+from engine.decoding import Decoding
 from engine.fairness import FairShares
 from engine.line import TenantLine
 from engine.request import SequenceGroup
+from tiering.types import BlockId
 
 
 class RequestQueues:
     """All live requests of a scheduler, and the share that each tenant had.
 
-    ``parked`` ones were preempted (swapped out or not), or their clients stopped reading before they ran.
+    ``parked`` ones were preempted (swapped out or not), or their clients stopped reading before they ran. Of
+    those that run ``decoding`` has the ones that are known to decode and do nothing else, ``unsettled`` the
+    others.
     """
 
     def __init__(self) -> None:
@@ -25,6 +29,8 @@ class RequestQueues:
         self.running: dict[str, SequenceGroup] = {}
         self.restoring: dict[str, SequenceGroup] = {}
         self.parked: dict[str, SequenceGroup] = {}
+        self.decoding = Decoding()
+        self.unsettled: dict[str, SequenceGroup] = {}
         self._in_line: list[SequenceGroup] = []
         self._lines: dict[str, TenantLine] = {}
         self._all: dict[str, SequenceGroup] = {}
@@ -64,7 +70,18 @@ class RequestQueues:
 
     def run(self, group: SequenceGroup) -> None:
         self._take(group)
-        self.running[group.request_id] = group
+        self.running[group.request_id] = self.unsettled[group.request_id] = group
+
+    def settle(self, group: SequenceGroup, block_tables: Iterable[Sequence[BlockId]]) -> None:
+        """An unsettled request only decodes, and will until ``unsettle``; so ``Decoding.enter``."""
+        del self.unsettled[group.request_id]
+        self.decoding.enter(group, block_tables)
+
+    def unsettle(self, group: SequenceGroup) -> None:
+        """Something is about to change of a request, which may run or not."""
+        self.decoding.leave(group)
+        if group.request_id in self.running:
+            self.unsettled[group.request_id] = group
 
     def restore(self, group: SequenceGroup) -> None:
         self._take(group)
@@ -79,6 +96,7 @@ class RequestQueues:
 
     def set_paused(self, group: SequenceGroup, paused: bool, now: float) -> None:
         """Whether its client reads. What was in line is parked from then on."""
+        self.unsettle(group)
         line = self._lines[group.tenant]
         self.num_paused += paused - group.paused
         is_in_line = line.take(group)
@@ -104,8 +122,9 @@ class RequestQueues:
         self._note_line(self._lines[group.tenant])
 
     def _pop(self, group: SequenceGroup) -> None:
-        for place in (self.running, self.restoring, self.parked):
+        for place in (self.running, self.unsettled, self.restoring, self.parked):
             place.pop(group.request_id, None)
+        self.decoding.leave(group)
         self._lines[group.tenant].take(group)
 
     def _note_line(self, line: TenantLine) -> None:
@@ -127,7 +146,7 @@ class RequestQueues:
     def note_contention(self) -> None:
         """Whether anybody has to wait for others, in line or for the tokens of a step."""
         in_line = self.shares.num_in_line > 0
-        self.shares.set_contended(in_line or any(r.is_prefilling and not r.paused for r in self.holding()))
+        self.shares.set_contended(in_line or any(r.is_prefilling and not r.paused for r in self.others()))
 
     def line_up(self) -> list[SequenceGroup]:
         """Running and restoring requests whose clients read, first in line first.
@@ -137,9 +156,13 @@ class RequestQueues:
         self._in_line = sorted((r for r in self.holding() if not r.paused), key=self.rank)
         return self._in_line
 
+    def others_in_line(self) -> list[SequenceGroup]:
+        """Of those that ``line_up`` gives, the ones that do not only decode."""
+        return sorted((r for r in self.others() if not r.paused), key=self.rank)
+
     def last_paused(self) -> SequenceGroup | None:
         """Of those that hold device blocks and whose clients do not read, the last in line."""
-        return max((r for r in self.holding() if r.paused), key=self.rank, default=None)
+        return max((r for r in self.others() if r.paused), key=self.rank, default=None)
 
     def victim_for(self, group: SequenceGroup) -> SequenceGroup:
         """Who gives way to ``group``: slow readers first, then the last of those lined up; maybe itself."""
@@ -150,6 +173,15 @@ class RequestQueues:
         """Those that have device blocks."""
         yield from self.running.values()
         yield from self.restoring.values()
+
+    def others(self) -> Iterator[SequenceGroup]:
+        """Those that have device blocks and are not known to decode only: nobody else is paused."""
+        yield from self.unsettled.values()
+        yield from self.restoring.values()
+
+    def num_active(self) -> int:
+        """Sequences that may take part in a step."""
+        return self.decoding.num_seqs + sum(group.num_active for group in self.others())
 
     def _holds(self, group: SequenceGroup) -> bool:
         return group.request_id in self.running or group.request_id in self.restoring
@@ -176,13 +208,16 @@ class RequestQueues:
             places += line.places()
         is_parked = group.request_id in self._lines[group.tenant].parked
         is_once = sum(group.request_id in place for place in places) == 1
+        is_settled = group in self.decoding
+        is_once &= is_settled + (group.request_id in self.unsettled) == (group.request_id in self.running)
         return is_once and is_parked == (group.request_id in self.parked)
 
     def lines_add_up(self) -> bool:
         """Whether each tenant has as many requests in line as it counts, and stands in line if any."""
         return (
             all(
-                line.num_ready == sum(not r.paused for place in line.places() for r in place.values())
+                line.adds_up()
+                and line.num_ready == sum(not r.paused for place in line.places() for r in place.values())
                 and (line.num_ready > 0) == (line.share.ticket is not None)
                 for line in self._lines.values()
             )

@@ -39,6 +39,8 @@ def _part(report: StepReport, first: int, stop: int) -> StepReport:
 
 def _num_bytes(delta: TokenDelta) -> int:
     """At most what the parts of a delta take that may be long."""
+    if delta.logprobs is None and delta.prompt_logprobs is None:
+        return len(delta.token_ids) * _NUMBER_BYTES  # as of nearly all
     num_numbers = len(delta.token_ids)
     for entry in delta.logprobs or ():
         num_numbers += _LOGPROB_NUMBERS + 3 * len(entry.top)

@@ -87,7 +87,8 @@ class SequenceGroup:
     blocks. ``cache_salt`` is the tenant's. ``scoring``: log probabilities of the prompt that are still to be
     told. ``outlook``: what it has said of keeping its blocks. ``idle_since``: when it last got something
     computed, or came, or its client began to read again; ``is_overdue``: that was too long ago once.
-    ``stays_until_step``: it gives way for another tenant's share only from then on.
+    ``stays_until_step``: it gives way for another tenant's share only from then on. ``ends``: the tokens that
+    end a text that is long enough.
     """
 
     __slots__ = (
@@ -95,6 +96,7 @@ class SequenceGroup:
         "arrival_index",
         "beams",
         "cache_salt",
+        "ends",
         "expected_return_s",
         "given_up",
         "has_branched",
@@ -143,6 +145,8 @@ class SequenceGroup:
         self.arrival_index = arrival_index
         self.sequences = [Sequence(message.request_id, 0, message.prompt_token_ids, namer)]
         self.max_total_tokens = min(len(message.prompt_token_ids) + self.sampling.max_tokens, max_len)
+        model_ends = () if self.sampling.ignore_eos else stop_token_ids
+        self.ends = frozenset((*model_ends, *self.sampling.stop_token_ids))
         self.status = RequestStatus.WAITING
         self.paused = False
         self.num_cached_tokens = 0
@@ -156,16 +160,15 @@ class SequenceGroup:
         self.given_up: Restore | None = None
         self.has_branched = False
         self.unwanted: set[int] = set()
-        self.beams = self._new_search(stop_token_ids)
+        self.beams = self._new_search()
         self.scoring = self._new_scoring()
         self._next_index = 1
 
-    def _new_search(self, stop_token_ids: tuple[int, ...]) -> BeamSearch | None:
+    def _new_search(self) -> BeamSearch | None:
         if self.sampling.beam is None:
             return None
-        ends = frozenset(() if self.sampling.ignore_eos else stop_token_ids) | {*self.sampling.stop_token_ids}
         max_tokens = self.max_total_tokens - len(self.sequences[0].prompt_token_ids)
-        return BeamSearch(self.sampling.beam, ends, max_tokens)
+        return BeamSearch(self.sampling.beam, self.ends, max_tokens)
 
     def _new_scoring(self) -> PromptScoring | None:
         num_top = self.sampling.prompt_logprobs
@@ -185,6 +188,12 @@ class SequenceGroup:
     def num_seqs(self) -> int:
         """Places in a step that the group takes, or will take once its prompt is computed."""
         return len(self.sequences) if self.has_branched else self.sampling.num_seqs
+
+    @property
+    def num_active(self) -> int:
+        """Sequences that may take part in a step; who only waits for loads keeps no place from others."""
+        keeps_place = not self.paused and self.status in (RequestStatus.RUNNING, RequestStatus.RESTORING)
+        return self.num_seqs if keeps_place else 0
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -212,7 +221,20 @@ class SequenceGroup:
     @property
     def is_decoding(self) -> bool:
         """Whether all that is left to compute is the last token of each sequence."""
-        return all(sequence.num_uncomputed_tokens == 1 for sequence in self.sequences)
+        for sequence in self.sequences:  # noqa: SIM110
+            if sequence.num_uncomputed_tokens != 1:
+                return False
+        return True
+
+    @property
+    def only_decodes(self) -> bool:
+        """Whether each step, until something ends, draws the next token of each sequence and does no more."""
+        return (
+            self.has_branched
+            and self.beams is None
+            and self.is_decoding
+            and all(len(s.output_token_ids) >= self.sampling.min_tokens for s in self.sequences)
+        )
 
     @property
     def is_prefilling(self) -> bool:
@@ -231,12 +253,10 @@ class SequenceGroup:
 
         The prompt is followed by the first tokens of all its continuations.
         """
-        indices = (sequence.index,) if self.has_branched else range(self.sampling.n)
-        seeds = tuple((self.sampling.seed + index) & _SEED_MASK for index in indices)
         beams = self.beams
         return SampleSpec(
             params=self.sampling,
-            seeds=seeds if beams is None else (),
+            seeds=self.seeds(sequence) if beams is None else (),
             position=sequence.num_tokens,
             prompt_token_ids=sequence.prompt_token_ids,
             output_token_ids=sequence.output_token_ids,
@@ -245,6 +265,12 @@ class SequenceGroup:
             ends=frozenset() if beams is None else beams.stop_token_ids,
             cache_salt=self.cache_salt,
         )
+
+    def seeds(self, sequence: Sequence) -> tuple[int, ...]:
+        """One for each token that is to follow a sequence's last one."""
+        if self.has_branched:
+            return ((self.sampling.seed + sequence.index) & _SEED_MASK,)
+        return tuple((self.sampling.seed + index) & _SEED_MASK for index in range(self.sampling.n))
 
     def tell_prompt_logprobs(self) -> PromptLogprobs | None:
         """The prompt's log probabilities, once, if they were asked for."""

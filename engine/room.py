@@ -60,6 +60,25 @@ class Room:
                 return False
         return True
 
+    def settle(self, group: SequenceGroup) -> None:
+        """If a running group only decodes, keep what its chunks are made of."""
+        if not group.paused and group.only_decodes:
+            tables = [self.blocks.block_table(sequence.sequence_id) for sequence in group.sequences]
+            self.queues.settle(group, tables)
+
+    def try_make_room_for_all(self, beside: abc.Iterable[SequenceGroup]) -> bool:
+        """Let each sequence that decodes write its last token, those ``beside`` the settled too.
+
+        False, with nothing changed, if that takes more blocks than there are.
+        """
+        asking = self.queues.decoding.without_room()
+        sequences = [each.sequence for each in asking] + [s for group in beside for s in group.sequences]
+        if not self.blocks.try_grow([(s.sequence_id, s.num_tokens) for s in sequences]):
+            return False
+        for each in asking:
+            each.num_writable_tokens = len(each.block_table) * self.blocks.block_size
+        return True
+
     def bear_branches(self, group: SequenceGroup) -> None:
         """Let those begin whose parents have computed what they share."""
         if not self.blocks.branches():
@@ -168,11 +187,13 @@ class Room:
 
         One for each sequence that runs, after a preemption.
         """
-        num_held = sum(other.num_seqs for other in self.queues.holding())
-        if not num_held:
+        if not (self.queues.running or self.queues.restoring):
             return 0
         num_forks = group.num_seqs - len(group.sequences)
-        return num_forks + (max(self.watermark, num_held) if group.num_preemptions else self.watermark)
+        if not group.num_preemptions:
+            return num_forks + self.watermark
+        num_running = self.queues.decoding.num_seqs + sum(other.num_seqs for other in self.queues.others())
+        return num_forks + max(self.watermark, num_running)
 
     def _start(self, group: SequenceGroup, admission: Admission) -> None:
         for sequence, num_cached in zip(group.sequences, admission.num_cached_tokens, strict=True):
@@ -190,8 +211,7 @@ class Room:
     def complete(self, results: abc.Iterable[TransferResult]) -> None:
         """Take in how copies ended: who is swapped out now, and who lost what a copy failed to bring."""
         for sequence_id, event in self.blocks.complete(results):
-            group = self.queues.group_of(sequence_id)
-            assert group is not None
+            group = self._group_of(sequence_id)
             if group.status is RequestStatus.WAITING:
                 continue  # another of its sequences has lost it already
             if event is SequenceEvent.SWAPPED_OUT:
@@ -219,7 +239,15 @@ class Room:
 
     def lose_patience(self) -> None:
         """Let nobody wait for copies that have stopped. What is under a copy stays pinned until it ends."""
-        for group in (*self.queues.restoring.values(), *self.queues.parked.values()):
+        waiting = dict.fromkeys(self.queues.restoring.values())
+        if self.blocks.tiers.anything_hangs():
+            waiting |= dict.fromkeys(map(self._group_of, self.blocks.leaving()))
+        for group in waiting:
             if any(self.blocks.waits_for_hung_copies(sequence.sequence_id) for sequence in group.sequences):
                 group.may_load = False
                 self.lose_blocks(group)
+
+    def _group_of(self, sequence_id: str) -> SequenceGroup:
+        group = self.queues.group_of(sequence_id)
+        assert group is not None
+        return group

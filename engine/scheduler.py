@@ -78,6 +78,7 @@ class Scheduler:
             config.max_num_batched_tokens,
         )
         self._lacks_room: str | None = None  # whom the last step did not admit for lack of blocks
+        self._num_active = 0  # sequences that may take part in this step
         self._num_arrivals = 0
         self._num_steps = 0
         self._now = 0.0
@@ -211,7 +212,7 @@ class Scheduler:
     @property
     def num_swapped(self) -> int:
         """Requests with slots on host of their own."""
-        return len({self.queues.group_of(sequence_id) for sequence_id in self._blocks.parked_tables()})
+        return self._blocks.num_parked_groups
 
     @property
     def num_paused(self) -> int:
@@ -229,15 +230,15 @@ class Scheduler:
         self._blocks.tiers.set_time(now)
         self._room.end_restores(now)
         self._room.lose_patience()
-        for group in self.queues.running.values():
+        for group in tuple(self.queues.unsettled.values()):
             self._room.bear_branches(group)
+            self._room.settle(group)
         self.queues.note_contention()
         self._give_way()
         budget = StepBudget(self._config.max_num_batched_tokens, self._config.max_num_seqs)
         chunks: list[ScheduledChunk] = []
-        in_line = self.queues.line_up()
-        self._schedule_decodes(in_line, budget, chunks)
-        self._deal_out(in_line, budget, chunks)
+        others = self._schedule_decodes(budget, chunks)
+        self._deal_out(others, budget, chunks)
         copies = self._blocks.take_copies()
         self.totals.block_copies += len(copies)
         return SchedulerOutput(chunks=tuple(chunks), copies=copies)
@@ -266,24 +267,48 @@ class Scheduler:
         if not is_open or self._blocks.num_leaving():
             return
         claimant = self.queues.first_candidate(self._now)
-        if claimant is None or not (self._lacks_place(claimant) or self._lacks_room == claimant.request_id):
+        if claimant is None:
+            return
+        self._num_active = self.queues.num_active()
+        if not (self._lacks_place(claimant) or self._lacks_room == claimant.request_id):
             return
         victim = self._claims.victim_for(claimant, self.queues.line_up(), self._num_steps)
         if victim is not None:
             self._claims.note_victim(victim, self._num_steps)
             self._room.preempt(victim, for_share=True)
 
-    def _schedule_decodes(
-        self, in_line: abc.Sequence[SequenceGroup], budget: StepBudget, chunks: list[ScheduledChunk]
-    ) -> None:
-        """One token a sequence, in line: so a victim, which stands behind, has no chunk yet."""
-        for group in in_line:
+    def _schedule_decodes(self, budget: StepBudget, chunks: list[ScheduledChunk]) -> list[SequenceGroup]:
+        """One token a sequence. Returns the rest of those that have blocks, in line.
+
+        If all get theirs, as at nearly every step, it does not matter who is first.
+        """
+        decoding = self.queues.decoding
+        beside: list[SequenceGroup] = []
+        others: list[SequenceGroup] = []
+        for group in self.queues.others_in_line():
+            (beside if _is_decoding(group) else others).append(group)
+        num_seqs = decoding.num_seqs + sum(len(group.sequences) for group in beside)
+        if not (budget.has_room_for(num_seqs) and self._room.try_make_room_for_all(beside)):
+            return self._schedule_decodes_in_line(budget, chunks)
+        chunks += decoding.chunks(self._now)
+        budget.take_one_each(decoding.num_seqs)
+        for group in beside:
+            self._schedule_decode(group, budget, chunks)
+        return others
+
+    def _schedule_decodes_in_line(
+        self, budget: StepBudget, chunks: list[ScheduledChunk]
+    ) -> list[SequenceGroup]:
+        """Who is first in line first: so a victim, which is behind, has no chunk yet."""
+        others = []
+        for group in self.queues.line_up():
             if budget.exhausted:
-                return
-            if group.status is not RequestStatus.RUNNING or not group.is_decoding:
-                continue
-            if budget.has_room_for(len(group.sequences)) and self._room.make_room(group):
+                break
+            if not _is_decoding(group):
+                others.append(group)
+            elif budget.has_room_for(len(group.sequences)) and self._room.make_room(group):
                 self._schedule_decode(group, budget, chunks)
+        return others
 
     def _schedule_decode(
         self, group: SequenceGroup, budget: StepBudget, chunks: list[ScheduledChunk]
@@ -292,11 +317,12 @@ class Scheduler:
             chunks.append(self._next_chunk(group, sequence, budget, sequence.num_tokens))
 
     def _deal_out(
-        self, in_line: abc.Sequence[SequenceGroup], budget: StepBudget, chunks: list[ScheduledChunk]
+        self, others: abc.Sequence[SequenceGroup], budget: StepBudget, chunks: list[ScheduledChunk]
     ) -> None:
         """The next chunk of each prompt that is partly computed, and who is admitted, in turns."""
         self._lacks_room = None
-        turns = Turns(self.queues, in_line, self._config.max_num_seqs, self._now)
+        self._num_active = self.queues.num_active()
+        turns = Turns(self.queues, others, self._config.max_num_seqs, self._now)
         while not budget.exhausted and (group := turns.next()) is not None:
             if group.status is RequestStatus.RUNNING:
                 self._schedule_prefill(group, budget, chunks)
@@ -334,12 +360,13 @@ class Scheduler:
             self._lacks_room = group.request_id
             return False
         self._claims.note_admission(group, self._num_steps)
+        self._num_active += group.num_active
         if group.status is RequestStatus.RUNNING:
             self._schedule_admitted(group, budget, chunks)
         return True
 
     def _lacks_place(self, group: SequenceGroup) -> bool:
-        return self._num_active() + group.num_seqs > self._config.max_num_seqs
+        return self._num_active + group.num_seqs > self._config.max_num_seqs
 
     def _schedule_admitted(
         self, group: SequenceGroup, budget: StepBudget, chunks: list[ScheduledChunk]
@@ -349,14 +376,6 @@ class Scheduler:
             self._schedule_prefill(group, budget, chunks)
         elif budget.has_room_for(len(group.sequences)) and self._room.make_free_room(group):
             self._schedule_decode(group, budget, chunks)
-
-    def _num_active(self) -> int:
-        """Sequences that may take part in a step; who only waits for loads keeps no place from others."""
-        return sum(
-            group.num_seqs
-            for group in self.queues.holding()
-            if not group.paused and group.status is not RequestStatus.SWAPPING_IN
-        )
 
     def _charged_chunk(
         self, group: SequenceGroup, sequence: Sequence, budget: StepBudget, limit: int
@@ -388,3 +407,7 @@ class Scheduler:
     def update(self, plan: SchedulerOutput, output: StepOutput) -> tuple[TokenDelta, ...]:
         """Take in what a step computed: publish full blocks, append tokens, branch, finish requests."""
         return tuple(self._results.take_in(plan, output, self._now))
+
+
+def _is_decoding(group: SequenceGroup) -> bool:
+    return group.status is RequestStatus.RUNNING and group.is_decoding

@@ -13,7 +13,7 @@ from tiering.types import BlockHash
 
 
 class Sequence:
-    """A prompt, what was generated for it, and how many of those tokens have their KV computed.
+    """A prompt, what was generated for it, and how many of those ``num_tokens`` have their KV computed.
 
     ``index`` tells it from the others of its request. ``num_known_tokens`` is how many tokens had their KV
     computed, or found, at best: what of them has to be computed again is recomputation.
@@ -27,6 +27,7 @@ class Sequence:
         "num_charged_tokens",
         "num_computed_tokens",
         "num_known_tokens",
+        "num_tokens",
         "output_token_ids",
         "prompt_token_ids",
         "sequence_id",
@@ -39,6 +40,7 @@ class Sequence:
         self.index = index
         self.prompt_token_ids = prompt_token_ids
         self.output_token_ids: list[int] = []
+        self.num_tokens = len(prompt_token_ids)
         self.num_computed_tokens = 0
         self.num_known_tokens = 0
         self.num_charged_tokens = 0
@@ -49,16 +51,12 @@ class Sequence:
         """Another sequence with the same history, computed as far."""
         twin = Sequence(sequence_id, index, self.prompt_token_ids, self._namer)
         twin.output_token_ids = self.output_token_ids.copy()
+        twin.num_tokens = self.num_tokens
         twin.num_computed_tokens = self.num_computed_tokens
         twin.num_known_tokens = self.num_known_tokens
         twin.num_charged_tokens = self.num_charged_tokens
         twin.block_names = self.block_names.copy()
         return twin
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens known: prompt and output."""
-        return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -73,6 +71,7 @@ class Sequence:
     def append(self, token_id: int) -> None:
         """Its next token. Whoever is charged for that is charged for computing its KV, too."""
         self.output_token_ids.append(token_id)
+        self.num_tokens += 1
         self.num_charged_tokens = self.num_tokens
 
     def token_slice(self, start: int, stop: int) -> abc.Sequence[int]:

@@ -37,6 +37,11 @@ class FrameDecoder(Generic[Envelope]):
         self._buffer = bytearray()
         self._decoder: msgspec.msgpack.Decoder[Envelope] = msgspec.msgpack.Decoder(envelope_type)
 
+    @property
+    def has_rest(self) -> bool:
+        """Whether part of another frame has come."""
+        return bool(self._buffer)
+
     def feed(self, data: bytes) -> list[Envelope]:
         """Envelopes completed by ``data``, in order. Raises WireError on a frame that is not ours."""
         self._buffer += data

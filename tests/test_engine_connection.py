@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from engine.connection import EngineConnection
+from engine.messages import FromEngine, LoadProgress
+from engine.wire import FrameDecoder
 
 
 @contextmanager
@@ -91,3 +93,19 @@ def test_no_wake_is_lost_between_threads_that_race() -> None:
             consumed = produced
         for worker in workers:
             worker.join()
+
+
+def test_each_message_tells_how_many_wait_behind_it() -> None:
+    ours, theirs = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    opened = EngineConnection(ours, epoch=1)
+    decoder, found = FrameDecoder(FromEngine), list[FromEngine]()
+    with theirs:
+        for number in range(200):
+            opened.send(LoadProgress("weights" * 20, number, 200))
+        while len(found) < 200:
+            found += decoder.feed(theirs.recv(2**16))
+    opened.close(timeout_s=1.0)
+    told = [envelope.num_behind for envelope in found]
+    assert all(num_behind <= 199 - number for number, num_behind in enumerate(told))
+    assert told[100:] == [*range(99, -1, -1)], "all were there before the socket took half of them"

@@ -492,7 +492,7 @@ def test_random_lives() -> None:
         EngineMachine, settings=settings(_SETTINGS, max_examples=lives, derandomize=True)
     )
     assert EngineMachine.num_steps - before >= (100_000 if SLOW else 17_500)
-    part = 1 if SLOW else 0.1  # of what the full count reaches
+    part = 1 if SLOW else 0.05  # of what the full count reaches: a fifth, were it not for chance
     assert EngineMachine.num_stopped > 80 * part
     assert EngineMachine.num_copied > 1500 * part
     assert EngineMachine.num_born > 150 * part
@@ -503,6 +503,6 @@ def test_random_lives() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_many_random_lives() -> None:
     run_state_machine_as_test(EngineMachine, settings=settings(_SETTINGS, max_examples=10_000))

@@ -10,8 +10,8 @@ from types import FrameType
 import pytest
 
 from engine.fairness import MAX_DEBTORS, FairShares
-from engine.line import OVERDUE_S
 from engine.messages import BeamParams
+from engine.parked_line import OVERDUE_S
 from engine.request import SequenceGroup
 from engine.room import Room
 from tests.support.crowd import Client, Crowd, execute

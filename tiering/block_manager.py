@@ -19,6 +19,7 @@ from tiering.outlook import Outlook
 from tiering.parking import Leaver, Parking
 from tiering.planner import Plan, RestorePlanner
 from tiering.policies.restore import RestorePolicy, Swap
+from tiering.refusals import LastRefusal, Question
 from tiering.restore import Restore
 from tiering.tables import Admission, BlockTable, Member, ParkedTable, PendingBranch, Refusal, SequenceEvent
 from tiering.tiers import Tiers
@@ -57,6 +58,7 @@ class BlockManager:
         self._loads = Loads(tiers, block_size, self._planner)
         self._parking = Parking(tiers, self._planner, block_size)
         self._branches = Branches(self.pool, block_size)
+        self._last_refusal = LastRefusal(tiers, self._planner, block_size)
         self._tables: dict[str, BlockTable] = {}
         self._copies: list[BlockCopy] = []
 
@@ -73,7 +75,7 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def block_table(self, sequence_id: str) -> Sequence[BlockId]:
-        """Live view of a sequence's table; do not keep it beyond the step."""
+        """Live view of a sequence's table, as long as it has blocks."""
         return self._tables[sequence_id].blocks
 
     def tables(self) -> dict[str, BlockTable]:
@@ -83,6 +85,15 @@ class BlockManager:
     def parked_tables(self) -> Mapping[str, ParkedTable]:
         """Of all sequences that are swapped out or on their way, for recounts and reports."""
         return self._parking.tables()
+
+    @property
+    def num_parked_groups(self) -> int:
+        """Groups with slots on host of their own."""
+        return self._parking.num_groups
+
+    def leaving(self) -> Sequence[str]:
+        """Sequences on their way to host. Costs the number of moves under way for them."""
+        return self._parking.leaving()
 
     # ---- admission and growth ------------------------------------------------------------------
 
@@ -100,6 +111,9 @@ class BlockManager:
         """
         assert all(0 < member.num_tokens <= member.capacity_tokens for member in members)
         assert not any(member.sequence_id in self._tables for member in members)
+        question = self._question(members, keep_available, may_load)
+        if question is not None and self._last_refusal.holds(question):
+            return Refusal.NO_ROOM
         intake = plan_intake(members, self._planner, self._parking, self.block_size, may_load=may_load)
         if isinstance(intake, Refusal):
             return intake
@@ -107,7 +121,10 @@ class BlockManager:
         branches = self._branches.plan(members) if len(planned) < len(members) else []
         num_fresh = self._num_fresh(planned, intake.plans)
         num_needed = num_fresh + sum(branch.num_own for branch in branches) + keep_available
-        if num_needed > self.pool.num_available() - self._num_revived(intake.plans):
+        num_missing = num_needed - (self.pool.num_available() - self._num_revived(intake.plans))
+        if num_missing > 0:
+            if question is not None:
+                self._last_refusal.note(question, intake, num_missing)
             return Refusal.NO_ROOM
         self._open_tables(planned, intake.plans, num_fresh)
         self._branches.reserve(branches)
@@ -115,6 +132,14 @@ class BlockManager:
             for source in reversed(intake.plans[0].sources):
                 self.tiers.on_hit(source.tier, source.block)
         return self._admission(members, intake)
+
+    def _question(self, members: Sequence[Member], keep_available: int, may_load: bool) -> Question | None:
+        """What is asked for a single sequence; several ask anew each time."""
+        if len(members) > 1:
+            return None
+        return Question(
+            members[0], keep_available, may_load, self._parking.tables().get(members[0].sequence_id)
+        )
 
     def _num_fresh(self, members: Sequence[Member], plans: Sequence[Plan]) -> int:
         """Blocks to allocate for these plans: what several share is one."""
@@ -176,8 +201,11 @@ class BlockManager:
         """Let each of these sequences write the last of its so many tokens, all of them or none.
 
         A block that a sequence would write into and others refer to is copied first (``take_copies``); the
-        last of those who share it keeps it. False, with nothing changed, if the pool is too full.
+        last of those who share it keeps it. False, with nothing changed, if the pool is too full. After this
+        a sequence may write all that its table has room for, and need not ask again, unless it is forked.
         """
+        if self._have_room(wanted):
+            return True  # as it is at nearly every step
         shared = Counter(self._shared_last(sequence_id, count) for sequence_id, count in wanted)
         num_copies = sum(
             min(count, self.pool.ref_count(block) - 1) for block, count in shared.items() if block is not None
@@ -199,6 +227,14 @@ class BlockManager:
             table.blocks += [allocated.pop() for _ in range(num_missing)]
         return True
 
+    def _have_room(self, wanted: Sequence[tuple[str, int]]) -> bool:
+        """Whether these sequences have the blocks into which they would write, each alone."""
+        for sequence_id, num_tokens in wanted:
+            blocks, index = self._tables[sequence_id].blocks, (num_tokens - 1) // self.block_size
+            if index >= len(blocks) or self.pool.ref_count(blocks[index]) > 1:
+                return False
+        return True
+
     def _shared_last(self, sequence_id: str, num_tokens: int) -> BlockId | None:
         """The block into which a sequence would write its last token, if others refer to it too."""
         table = self._tables[sequence_id]
@@ -211,6 +247,10 @@ class BlockManager:
         """Copies within the device pool that must be made before the next step computes anything."""
         copies, self._copies = tuple(self._copies), []
         return copies
+
+    def num_published(self, sequence_id: str) -> int:
+        """How many of a sequence's blocks, from the first on, are named, as far as they are to be."""
+        return self._tables[sequence_id].num_published
 
     def publish(self, sequence_id: str, names: Sequence[BlockHash], num_full: int) -> None:
         """Name the sequence's first ``num_full`` blocks, which the compute has now filled.

@@ -27,6 +27,8 @@ class BlockPool:
     ``make_eviction`` makes the policy; a second one ranks the dirty blocks: cached ones that nobody has tried
     to copy to the tier below since their last use. ``below`` is that tier, None if there is none.
     ``needless_losses_total``: dirty blocks that were evicted although as many others were clean.
+    ``num_gains``: times that a block became available or got a name, and maybe more; ``num_forgets``: that
+    somebody asked to forget a name.
     ``recompute_s(depth)`` prices a block for the policy. ``now`` is the time of the present step; the owner
     sets it.
     """
@@ -43,6 +45,8 @@ class BlockPool:
         self.now = 0.0
         self.evictions_total = 0
         self.needless_losses_total = 0
+        self.num_gains = 0
+        self.num_forgets = 0
         self._ranking = Ranking(make_eviction)
         self._recompute_s = recompute_s
         self._below = below
@@ -62,6 +66,7 @@ class BlockPool:
         """Add ``num_blocks`` free blocks at the end."""
         first = self.num_blocks
         self.num_blocks += num_blocks
+        self.num_gains += num_blocks
         self._free[:0] = [BlockId(i) for i in reversed(range(first, self.num_blocks))]
         self._state += [BlockState.FREE] * num_blocks
         self._ref_count += [0] * num_blocks
@@ -225,6 +230,7 @@ class BlockPool:
 
         Those who refer to the block keep it, nameless; it is freed with their last reference.
         """
+        self.num_forgets += 1
         arriving = self._arriving.pop(name, None)
         if arriving is not None:
             del self._label[arriving]
@@ -266,6 +272,7 @@ class BlockPool:
         if self._copies_out[block] > 0:
             return
         del self._copies_out[block]
+        self.num_gains += 1
         if block in self._label:
             self._move(block, BlockEvent.COPIED_NAMED)
             self._num_held -= self._ref_count[block] == 0
@@ -344,6 +351,7 @@ class BlockPool:
 
     def _retire(self, block: BlockId, deepest: int) -> None:
         """The last reference is gone, with one to a block at depth ``deepest`` of the same history."""
+        self.num_gains += 1
         label = self._label.get(block)
         if label is None:
             if block not in self._copies_out:
@@ -366,7 +374,9 @@ class BlockPool:
 
     def _take(self, block: BlockId) -> None:
         """A cached block is referenced again."""
-        self._num_held -= block in self._copies_out
+        is_held = block in self._copies_out
+        self._num_held -= is_held
+        self.num_gains += is_held  # who needs it was refused as if taking it cost one that is available
         self._ranking.take(block)
         self._use[block].was_stored = self._below is None
 
@@ -398,6 +408,7 @@ class BlockPool:
         self._free.append(block)
 
     def _enter(self, block: BlockId, label: BlockLabel, outlook: Outlook) -> None:
+        self.num_gains += 1
         self._label[block] = label
         self._index[label.name] = block
         self._use[block] = BlockUse(self.now, outlook, was_stored=self._below is None)

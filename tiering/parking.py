@@ -6,6 +6,7 @@ stay until it comes back, its partly filled last block included.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,8 @@ class Parking:
         self._block_size = block_size
         self._parked: dict[str, ParkedTable] = {}
         self._leaving: dict[TransferId, list[tuple[str, ParkedTable]]] = {}
+        self._groups: Counter[int] = Counter()  # how many of each are parked still
+        self._num_parkings = 0
 
     def __contains__(self, move: TransferId) -> bool:
         return move in self._leaving
@@ -40,6 +43,16 @@ class Parking:
     def tables(self) -> Mapping[str, ParkedTable]:
         """Of all sequences that are swapped out or on their way."""
         return self._parked
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of which any sequence is parked."""
+        return len(self._groups)
+
+    def leaving(self) -> list[str]:
+        """Sequences on their way to host. Costs the number of moves under way for them."""
+        entries = (entry for entries in self._leaving.values() for entry in entries)
+        return list(dict.fromkeys(name for name, table in entries if self._parked.get(name) is table))
 
     def try_begin(self, leavers: Sequence[Leaver]) -> bool:
         """Begin to copy what a group of sequences has on the device to host, each block once.
@@ -86,13 +99,16 @@ class Parking:
         """Note who has which slots, which have one reference so far, and waits for which moves."""
         host = self._tiers.host
         assert host is not None
+        self._num_parkings += 1
+        self._groups[self._num_parkings] = len(leavers)
         seen: set[BlockId] = set()
         for leaver in leavers:
             for block in leaver.blocks:
                 if block in seen:
                     host.share(slots[block])
             seen.update(leaver.blocks)
-            parked = ParkedTable([slots[block] for block in leaver.blocks], leaver.num_tokens)
+            slots_of = [slots[block] for block in leaver.blocks]
+            parked = ParkedTable(slots_of, leaver.num_tokens, self._num_parkings)
             self._parked[leaver.sequence_id] = parked
             for block in leaver.blocks:
                 if block in moves:
@@ -118,6 +134,9 @@ class Parking:
         if parked is not None:
             assert self._tiers.host is not None
             self._tiers.host.release(reversed(parked.slots))
+            self._groups[parked.group] -= 1
+            if not self._groups[parked.group]:
+                del self._groups[parked.group]
 
     def _on_host(self, block: BlockId) -> BlockId | None:
         """The host slot that has this device block's content or is getting it."""

@@ -63,6 +63,10 @@ class RestorePlanner:
                 return None
         return found
 
+    def finds(self, label: BlockLabel, below_device: bool) -> bool:
+        """Whether a named block is there, or on its way."""
+        return self._find(label, below_device=below_device) is not None
+
     def _find(self, label: BlockLabel, *, below_device: bool) -> Source | None:
         for tier, pool in self._tiers.pools():
             if tier is not Tier.DEVICE and not below_device:

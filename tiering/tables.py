@@ -79,11 +79,15 @@ class BlockTable:
 
 
 class ParkedTable:
-    """Host slots of a preempted sequence, with ``num_tokens`` computed tokens in them."""
+    """Host slots of a preempted sequence, with ``num_tokens`` computed tokens in them.
 
-    __slots__ = ("moves", "num_tokens", "slots")
+    ``group`` is the number of those that were parked together.
+    """
 
-    def __init__(self, slots: list[BlockId], num_tokens: int) -> None:
+    __slots__ = ("group", "moves", "num_tokens", "slots")
+
+    def __init__(self, slots: list[BlockId], num_tokens: int, group: int) -> None:
         self.slots = slots
         self.num_tokens = num_tokens
+        self.group = group
         self.moves: set[TransferId] = set()

@@ -93,6 +93,7 @@ class Tiers:
         self._num_losses = dict.fromkeys(self._pools, 0)
         self._eager_until = dict.fromkeys(self._pools, 0.0)
         self._progress_at = {Tier.HOST: 0.0, Tier.DISK: 0.0}
+        self.num_loads_begun = 0
         self._now = 0.0
         self._cleaned_at = 0.0
         self._num_moves = 0
@@ -122,6 +123,7 @@ class Tiers:
         self._pools[kind.source].begin_copy_out(source)
         self._pools[kind.target].begin_copy_in(target, label)
         self._num_moves += 1
+        self.num_loads_begun += kind.is_load
         if not self._num_on(_medium(kind)):
             self._progress_at[_medium(kind)] = self._now
         self._num_of_kind[kind] += 1

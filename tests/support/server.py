@@ -88,12 +88,13 @@ class Server:
         return report
 
     def wait_idle(self, timeout_s: float = 30) -> dict[str, Any]:
-        """Wait until nothing runs or waits, and return the recount then."""
+        """Wait until nothing runs, waits or is copied between tiers, and return the recount then."""
         deadline = time.monotonic() + timeout_s
         while True:
             report = self.integrity()
             stats = report["stats"]
-            if stats["num_running"] + stats["num_waiting"] == 0:
+            num_copying = sum(tier["blocks_copying"] for tier in stats["tiers"].values())
+            if stats["num_running"] + stats["num_waiting"] + num_copying == 0:
                 return report
             assert time.monotonic() < deadline, report
             time.sleep(0.05)
