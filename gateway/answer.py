@@ -12,6 +12,8 @@ import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from engine.messages import TokenLogprobs
 from gateway.detokenizer import Detokenizer, TokenTable
 from gateway.stop_matcher import StopMatcher
@@ -42,8 +44,7 @@ class CallPiece:
     text_before: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """A stretch of the answer. ``entries`` is empty unless log probabilities were asked for.
 
     ``thought`` and ``calls`` are no part of the text; there are none unless they are to be told from it.
@@ -53,6 +54,11 @@ class Piece:
     entries: tuple[TokenEntry, ...] = ()
     thought: str = ""
     calls: tuple[CallPiece, ...] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        """There is nothing but text in it."""
+        return not (self.entries or self.thought or self.calls)
 
     def __bool__(self) -> bool:
         return bool(self.text or self.entries or self.thought or self.calls)
@@ -71,6 +77,11 @@ class AnswerText:
     ``tells_all``: there is an entry for every token that no stop string cut off, the one that ended the
     sequence and those of which nothing is shown included.
     """
+
+    __slots__ = (
+        "_detokenizer", "_matcher", "_min_tokens", "_names_special", "_num_tokens", "_open", "_ready",
+        "_table", "_tells_all", "stopped",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -91,10 +102,7 @@ class AnswerText:
         self._num_tokens = 0
         self._ready: list[str] = []
         self._open: list[_OpenToken] = []
-
-    @property
-    def stopped(self) -> bool:
-        return self._matcher is not None and self._matcher.matched is not None
+        self.stopped = False
 
     def push(self, token_id: int, logprobs: TokenLogprobs | None = None) -> None:
         """Take the next token. The first ``min_tokens`` are not searched for stop strings."""
@@ -107,6 +115,7 @@ class AnswerText:
             self._open.append(_OpenToken(entry, self._detokenizer.num_pending_bytes))
         if self._matcher is not None and self._num_tokens > self._min_tokens:
             text = self._matcher.push(text)
+            self.stopped = self._matcher.matched is not None
         if text:
             self._ready.append(text)
 

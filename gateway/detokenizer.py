@@ -66,19 +66,25 @@ def printable(raw: bytes) -> str:
 class Detokenizer:
     """Incremental UTF-8 decoding of one sequence. ``names_special``: special tokens are text too."""
 
+    __slots__ = ("_decoder", "_names_special", "_table", "num_pending_bytes")
+
     def __init__(self, table: TokenTable, *, names_special: bool = False) -> None:
         self._table = table
         self._names_special = names_special
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self.num_pending_bytes = 0
 
     def push(self, token_id: int) -> str:
-        """Text that became whole with this token; often empty inside a character."""
-        return self._decoder.decode(self._table.piece(token_id, names_special=self._names_special))
+        """Text that became whole with this token; often empty inside a character.
 
-    @property
-    def num_pending_bytes(self) -> int:
-        """Bytes at the end that wait for the rest of their character."""
-        return len(self._decoder.getstate()[0])
+        ``num_pending_bytes`` at the end wait for the rest of theirs.
+        """
+        piece = self._table.piece(token_id, names_special=self._names_special)
+        if not self.num_pending_bytes and piece.isascii():
+            return piece.decode()
+        text = self._decoder.decode(piece)
+        self.num_pending_bytes = len(self._decoder.getstate()[0])
+        return text
 
 
 # ---- reading tokenizer.json --------------------------------------------------------------------

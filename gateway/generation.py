@@ -8,20 +8,21 @@ completed it. What is thought and what is called is told apart here too, if the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
 
 from engine.messages import FinishReason, PromptLogprobs
 from gateway.answer import AnswerText, Piece
 from gateway.detokenizer import TokenTable
-from gateway.mailbox import Part
+from gateway.mailbox import Batch, Part, StreamFailedError
 from gateway.openai.answers import Usage, join, make_usage
 from gateway.openai.validated import GenerationRequest, Prompt
 from gateway.reading import AnswerReader
 from gateway.token_stream import TokenStream
 
 
-@dataclass(frozen=True, slots=True)
-class ChoicePiece:
+class ChoicePiece(msgspec.Struct, frozen=True):
     """A stretch of one choice, possibly empty; ``finish_reason`` is set on its last.
 
     ``token_ids`` were generated since the one before, those behind the end of its text included.
@@ -33,8 +34,7 @@ class ChoicePiece:
     token_ids: Sequence[int] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(msgspec.Struct, frozen=True):
     """What came of the choices; ``usage`` is set once all of them are finished."""
 
     pieces: tuple[ChoicePiece, ...]
@@ -43,6 +43,11 @@ class Progress:
 
 class _Choice:
     """The text of one sequence, and what it took to generate it."""
+
+    __slots__ = (
+        "_keeps_stop", "_read", "_reader", "_text", "finish_reason", "logprob_sum", "num_cached_tokens",
+        "num_thought_tokens", "num_tokens", "stopped",
+    )  # fmt: skip
 
     def __init__(self, request: GenerationRequest, prompt: Prompt, table: TokenTable) -> None:
         reading = request.reading
@@ -62,8 +67,10 @@ class _Choice:
         self.num_cached_tokens = 0
         self.logprob_sum = 0.0
         self.finish_reason: FinishReason | None = None
+        self.stopped = False  # it ended by what its text says
 
     def push(self, part: Part) -> None:
+        text, reader = self._text, self._reader
         self.num_cached_tokens = max(self.num_cached_tokens, part.num_cached_tokens)
         num_text = len(part.token_ids)
         if part.stop_token_id is not None and not self._keeps_stop:
@@ -73,19 +80,15 @@ class _Choice:
             self.num_tokens += 1
             self.logprob_sum += 0.0 if logprobs is None else logprobs.logprob
             if i < num_text:  # the token that ended the sequence is counted, but is no text
-                self._text.push(token_id, logprobs)
-                if self._reader is not None:
-                    self._read_token(self._reader)
+                text.push(token_id, logprobs)
+                if reader is not None:
+                    self._read_token(reader)
             else:
-                self._text.end(token_id, logprobs)
+                text.end(token_id, logprobs)
+            self.stopped = text.stopped or (reader is not None and reader.is_done)
             if self.stopped:
                 break
         self.finish_reason = FinishReason.STOP if self.stopped else part.finish_reason
-
-    @property
-    def stopped(self) -> bool:
-        """It ended by what its text says."""
-        return self._text.stopped or (self._reader is not None and self._reader.is_done)
 
     def take(self) -> Piece:
         """What can be shown now; all that is left once the choice is over."""
@@ -105,8 +108,34 @@ class _Choice:
         self.num_thought_tokens += was_thinking or reader.is_thinking
 
 
+class Outlet(Protocol):
+    """Where what comes of a generation can go at once, without waking who waits for it."""
+
+    def is_clear(self) -> bool:
+        """Whether ``show`` has not to wait. Until then, what comes stays where it is, and gathers."""
+        ...
+
+    def show(self, progress: Progress) -> None: ...
+
+
+class _InPlace:
+    """Implements InPlace, for a generation and its outlet."""
+
+    __slots__ = ("_generation", "_outlet", "is_clear")
+
+    def __init__(self, generation: Generation, outlet: Outlet) -> None:
+        self._generation = generation
+        self._outlet = outlet
+        self.is_clear = outlet.is_clear
+
+    def take(self, batch: Batch) -> bool:
+        return self._generation.show(batch, self._outlet)
+
+
 class Generation:
     """Pulls from ``stream``, which its owner has entered."""
+
+    __slots__ = ("_choices", "_last", "_num_unfinished", "_prompt_logprobs", "_request", "stream")
 
     def __init__(self, request: GenerationRequest, stream: TokenStream, table: TokenTable) -> None:
         self._request = request
@@ -115,20 +144,47 @@ class Generation:
         self._choices = [
             _Choice(request, prompt, table) for prompt in request.prompts for _ in range(prompt.sampling.n)
         ]
+        self._num_unfinished = len(self._choices)
+        self._last: Progress | None = None  # found where it could not be told
 
-    async def next(self, timeout_s: float | None = None) -> Progress | None:
-        """What came since the last call; None if nothing did in time. Raises StreamFailedError."""
-        batch = await self.stream.next_batch(timeout_s)
-        if batch is None:
-            return None
-        pieces = tuple(self._advance(index, part) for index, part in sorted(batch.parts.items()))
-        if any(choice.finish_reason is None for choice in self._choices):
-            for piece in pieces:
-                if self._choices[piece.index].stopped:
-                    self.stream.release_sequence(piece.index)
-            return Progress(pieces)
-        self.stream.release()
-        return Progress(pieces, self.usage())
+    @property
+    def num_choices(self) -> int:
+        """All that are generated."""
+        return len(self._choices)
+
+    async def next(self, timeout_s: float | None = None, outlet: Outlet | None = None) -> Progress | None:
+        """What came since the last call; None if nothing did in time. Raises StreamFailedError.
+
+        While it waits, what comes is shown to the ``outlet`` as long as that is clear, all but the last.
+        """
+        in_place = None if outlet is None else _InPlace(self, outlet)
+        try:
+            batch = await self.stream.next_batch(timeout_s, in_place)
+        except StreamFailedError:
+            if self._last is None:  # else the answer was complete before
+                raise
+        if self._last is not None:
+            return self._last
+        return None if batch is None else self._progress(batch)
+
+    def show(self, batch: Batch, outlet: Outlet) -> bool:
+        """What came is told at once; False if it is the last, which ``next`` tells."""
+        progress = self._progress(batch)
+        if progress.usage is not None:
+            self._last = progress
+            return False
+        outlet.show(progress)
+        return True
+
+    def _progress(self, batch: Batch) -> Progress:
+        pieces = tuple([self._advance(index, part) for index, part in sorted(batch.parts.items())])
+        if not self._num_unfinished:
+            self.stream.release()
+            return Progress(pieces, self.usage())
+        for piece in pieces:
+            if piece.finish_reason is not None and self._choices[piece.index].stopped:
+                self.stream.release_sequence(piece.index)
+        return Progress(pieces)
 
     def prompt_logprobs(self, index: int) -> PromptLogprobs | None:
         """Of the prompt of that choice, once its first piece is there, if they were asked for."""
@@ -155,6 +211,7 @@ class Generation:
         if part.prompt_logprobs is not None:
             self._prompt_logprobs[index // self._request.sampling.n] = part.prompt_logprobs
         choice.push(part)
+        self._num_unfinished -= choice.finish_reason is not None
         return ChoicePiece(index, choice.take(), choice.finish_reason, part.token_ids)
 
     def usage(self) -> Usage:

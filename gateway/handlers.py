@@ -13,8 +13,9 @@ import logging
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
+from types import MappingProxyType
 from typing import Protocol, TypeVar
 
 from aiohttp import web
@@ -23,7 +24,7 @@ from msgspec import UNSET
 from engine.messages import FinishReason, PromptLogprobs
 from gateway.answer import Piece
 from gateway.errors import ApiError, ErrorKind
-from gateway.generation import ChoicePiece, Generation
+from gateway.generation import Generation, Progress
 from gateway.mailbox import StreamFailedError
 from gateway.metrics import RequestRecord
 from gateway.openai.answers import AnswerFormat, Identity, WholeChoice, join
@@ -125,8 +126,40 @@ def known_visitor(http: web.Request) -> Visitor:
     return visitor
 
 
+class _Outlet:
+    """Writes what comes of choices that are open already. Implements Outlet."""
+
+    def __init__(self, writer: SseWriter, events: Callable[[Progress], bytes]) -> None:
+        self._writer = writer
+        self._events = events
+        self.is_clear = writer.is_clear
+
+    def show(self, progress: Progress) -> None:
+        if events := self._events(progress):
+            self._writer.send_now(events)
+
+
+class _Gathered:
+    """What comes of an answer that is told as a whole. Implements Outlet."""
+
+    def __init__(self) -> None:
+        self.pieces: dict[int, list[Piece]] = defaultdict(list)
+        self.reasons: dict[int, FinishReason] = {}
+
+    def is_clear(self) -> bool:
+        return True
+
+    def show(self, progress: Progress) -> None:
+        for part in progress.pieces:
+            self.pieces[part.index].append(part.piece)
+            if part.finish_reason is not None:
+                self.reasons[part.index] = part.finish_reason
+
+
 class _Answering:
     """One validated request, from submitting it to the last byte of its answer."""
+
+    __slots__ = ("_format", "_gateway", "_headers", "_http", "_id", "_record", "_request", "_visitor")
 
     def __init__(
         self,
@@ -167,17 +200,13 @@ class _Answering:
             return await self._plain(generation)
 
     async def _plain(self, generation: Generation) -> web.Response:
-        pieces: dict[int, list[Piece]] = defaultdict(list)
-        reasons: dict[int, FinishReason] = {}
-        usage = None
+        gathered = _Gathered()
+        pieces, reasons, usage = gathered.pieces, gathered.reasons, None
         try:
             while usage is None:
-                progress = await generation.next()
+                progress = await generation.next(outlet=gathered)
                 assert progress is not None
-                for part in progress.pieces:
-                    pieces[part.index].append(part.piece)
-                    if part.finish_reason is not None:
-                        reasons[part.index] = part.finish_reason
+                gathered.show(progress)
                 usage = progress.usage
         except StreamFailedError as error:
             raise self._failed(error) from None
@@ -214,30 +243,59 @@ class _Answering:
         """Events until the end. A keep-alive may be the first thing that goes out."""
         opened: set[int] = set()
         reasons: list[FinishReason] = []
+
+        def events_of(progress: Progress) -> bytes:
+            self._count(generation)
+            return self._events(progress, reasons)
+
+        outlet = _Outlet(writer, events_of)
         while True:
-            progress = await generation.next(self._gateway.settings.keepalive_s)
+            is_open = len(opened) == generation.num_choices
+            progress = await generation.next(self._gateway.settings.keepalive_s, outlet if is_open else None)
             if progress is None:
                 await writer.send(sse.KEEP_ALIVE)
                 continue
-            if self._request.continuous_usage:
-                self._format.count(generation.usage())
-            payloads: list[bytes] = []
+            self._count(generation)
+            openings: dict[int, list[bytes]] = {}
             for part in progress.pieces:
                 if part.index not in opened:
                     opened.add(part.index)
-                    payloads += await self._opening(part.index, generation.prompt_logprobs(part.index))
-                payloads += self._chunks(part)
-                if part.finish_reason is not None:
-                    reasons.append(part.finish_reason)
-            if progress.usage is not None and self._request.include_usage:
-                payloads.append(self._format.usage(progress.usage))
-            events = b"".join(map(sse.event, payloads))
+                    prompt_logprobs = generation.prompt_logprobs(part.index)
+                    openings[part.index] = await self._opening(part.index, prompt_logprobs)
+            events = self._events(progress, reasons, openings)
             if progress.usage is not None:
                 self._record.outcome = _outcome(reasons)
                 await writer.send(events + sse.DONE)
                 return
             if events:
                 await writer.send(events)
+
+    def _events(
+        self,
+        progress: Progress,
+        reasons: list[FinishReason],
+        openings: Mapping[int, list[bytes]] = MappingProxyType({}),
+    ) -> bytes:
+        """What is told of it, with the ``openings`` of choices before their first pieces.
+
+        ``reasons`` gets those that are in it.
+        """
+        payloads: list[bytes] = []
+        for part in progress.pieces:
+            payloads += openings.get(part.index, ())
+            if part.piece:
+                payloads += self._format.piece(part.index, part.piece)
+            if part.finish_reason is not None:
+                payloads.append(self._format.closing(part.index, part.finish_reason.value))
+                reasons.append(part.finish_reason)
+        if progress.usage is not None and self._request.include_usage:
+            payloads.append(self._format.usage(progress.usage))
+        return b"".join(map(sse.event, payloads))
+
+    def _count(self, generation: Generation) -> None:
+        """Usage goes into every chunk, if that was asked for."""
+        if self._request.continuous_usage:
+            self._format.count(generation.usage())
 
     async def _opening(self, index: int, prompt_logprobs: PromptLogprobs | None) -> list[bytes]:
         if len(prompt_logprobs or ()) > _LARGE_ANSWER_ENTRIES:
@@ -248,12 +306,6 @@ class _Answering:
 
     async def _off_loop(self, work: Callable[..., Result], *args: object) -> Result:
         return await self._gateway.offload.run(work, *args, owner=self._visitor.holder.name)
-
-    def _chunks(self, part: ChoicePiece) -> Iterator[bytes]:
-        if part.piece:
-            yield from self._format.piece(part.index, part.piece)
-        if part.finish_reason is not None:
-            yield self._format.closing(part.index, part.finish_reason.value)
 
     async def _fail(self, writer: SseWriter, error: ApiError) -> None:
         self._record.outcome = error.kind.value

@@ -67,7 +67,8 @@ def run_server(
             bound_listeners(settings.host, settings.port, settings.send_buffer_bytes) as listeners,
             StateStore.open(settings.state) as store,
         ):
-            start = partial(EngineClient.start, config, stall_timeout_s=stall_timeout_s)
+            module = "engine.process" if config.script is None else "engine.scripted_process"
+            start = partial(EngineClient.start, config, stall_timeout_s=stall_timeout_s, module=module)
             plan = RestartPlan(engine_restarts)
             return uvloop.run(_Server(start, plan, settings, tenants, listeners, tls, store).run())
     except (ConfigError, UnsupportedTokenizerError, ToolParserError, ReasoningParserError) as error:

@@ -105,11 +105,20 @@ class Window:
 class Reservation:
     """Tokens that one request may take. What it takes beyond them is counted as it comes."""
 
+    __slots__ = ("_reserved", "_slot", "_used", "_window")
+
     def __init__(self, window: Window, reserved: int, now_ms: int) -> None:
         self._window = window
         self._reserved = reserved
         self._slot = window.add(reserved, now_ms)
         self._used = 0
+
+    def try_use(self, count: int) -> bool:
+        """``use`` of what is within the reservation, for which the time is no matter."""
+        if self._used + count > self._reserved:
+            return False
+        self._used += count
+        return True
 
     def use(self, count: int, now_ms: int) -> None:
         beyond = self._used + count - max(self._reserved, self._used)

@@ -11,7 +11,9 @@ a failure.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from engine.messages import FinishReason, PromptLogprobs, TokenDelta, TokenLogprobs
 
@@ -69,23 +71,21 @@ class StreamLimits:
     pause_timeout_s: float = 60.0
 
 
-@dataclass(slots=True)
-class Part:
+class Part(msgspec.Struct):
     """What came for one sequence since the last batch, in order; its last has a ``finish_reason``."""
 
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] = []
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
     prompt_logprobs: PromptLogprobs | None = None
 
 
-@dataclass(slots=True)
-class Batch:
+class Batch(msgspec.Struct):
     """Everything that came since the last one, by the index of the sequence."""
 
-    parts: dict[int, Part] = field(default_factory=dict)
+    parts: dict[int, Part] = {}
 
 
 class MailboxState(enum.Enum):
@@ -98,16 +98,16 @@ class MailboxState(enum.Enum):
 
 
 class Signal(enum.Enum):
-    """What the mailbox asks of its owner after a call."""
+    """What the mailbox asks of its owner after a call. ``ENDED``: nothing more of the engine is wanted."""
 
     NONE = "none"
     PAUSE = "pause"
     RESUME = "resume"
     OVERFLOW = "overflow"
+    ENDED = "ended"
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(msgspec.Struct, frozen=True):
     """What was there, and what the owner should do now."""
 
     batch: Batch
@@ -116,6 +116,8 @@ class Taken:
 
 class Mailbox:
     """The decisions, without clock, engine or event."""
+
+    __slots__ = ("_batch", "_hard_units", "_high_units", "_unfinished", "_units", "failure", "state")
 
     def __init__(self, limits: StreamLimits, num_seqs: int = 1) -> None:
         assert 0 < limits.high_units < limits.hard_units
@@ -131,29 +133,57 @@ class Mailbox:
     def is_open(self) -> bool:
         return self.state in (MailboxState.FLOWING, MailboxState.PAUSED)
 
+    @property
+    def is_empty(self) -> bool:
+        """There is nothing to take, and neither is there an end."""
+        return self.is_open and not self._batch.parts
+
+    def try_pass(self, delta: TokenDelta) -> Batch | None:
+        """As if it were put and taken, where nothing else is there and it ends nothing; else None, and it was
+        not.
+        """
+        is_more = delta.finish_reason is None and not delta.ends_request and delta.index in self._unfinished
+        if not is_more or self.state is not MailboxState.FLOWING or self._batch.parts or delta.logprobs:
+            return None
+        part = Part([*delta.token_ids], [], None, delta.stop_token_id, delta.num_cached_tokens)
+        part.prompt_logprobs = delta.prompt_logprobs
+        return Batch({delta.index: part})
+
+    def has_room(self, delta: TokenDelta) -> bool:
+        """Whether it can be put without a signal to pause."""
+        return self._units + _units_of(delta) < self._high_units
+
     def put(self, delta: TokenDelta) -> Signal:
         """Merge a delta. Ignored once the stream, or that sequence, has ended."""
         if not self.is_open:
-            return Signal.NONE
+            return Signal.ENDED
         if delta.finish_reason is FinishReason.ERROR:
             self.fail(_request_failed(delta))
-            return Signal.NONE
+            return Signal.ENDED
         if delta.index not in self._unfinished:
             return Signal.NONE
         self._merge(delta)
+        if delta.finish_reason is not None or delta.ends_request:
+            return self._end_sequence(delta)
+        if self._units < self._high_units:
+            return Signal.NONE
+        if self._units >= self._hard_units:
+            return Signal.OVERFLOW
+        if self.state is MailboxState.FLOWING:
+            self.state = MailboxState.PAUSED
+            return Signal.PAUSE
+        return Signal.NONE
+
+    def _end_sequence(self, delta: TokenDelta) -> Signal:
+        """No more comes of this one, however long a part it was."""
         if delta.finish_reason is not None:
             self._unfinished.discard(delta.index)
         if not self._unfinished:
             self.state = MailboxState.ENDED
-        elif delta.ends_request:
+            return Signal.ENDED
+        if delta.ends_request:
             self.fail(_request_failed(delta))
-        elif delta.finish_reason is not None:
-            return Signal.NONE  # no more comes of this one, however long a part it was
-        elif self._units >= self._hard_units:
-            return Signal.OVERFLOW
-        elif self.state is MailboxState.FLOWING and self._units >= self._high_units:
-            self.state = MailboxState.PAUSED
-            return Signal.PAUSE
+            return Signal.ENDED
         return Signal.NONE
 
     def close(self, index: int) -> None:
@@ -183,17 +213,25 @@ class Mailbox:
         return Taken(batch, Signal.NONE)
 
     def _merge(self, delta: TokenDelta) -> None:
-        part = self._batch.parts.setdefault(delta.index, Part())
+        part = self._batch.parts.get(delta.index)
+        if part is None:
+            part = self._batch.parts[delta.index] = Part()
         part.token_ids.extend(delta.token_ids)
-        self._units += len(delta.token_ids)
+        self._units += _units_of(delta)
         if delta.logprobs is not None:
             part.logprobs.extend(delta.logprobs)
-            self._units += sum(len(entry.top) for entry in delta.logprobs)
         if delta.prompt_logprobs is not None:
             part.prompt_logprobs = delta.prompt_logprobs
         part.finish_reason = delta.finish_reason
         part.stop_token_id = delta.stop_token_id
-        part.num_cached_tokens = max(part.num_cached_tokens, delta.num_cached_tokens)
+        if delta.num_cached_tokens > part.num_cached_tokens:
+            part.num_cached_tokens = delta.num_cached_tokens
+
+
+def _units_of(delta: TokenDelta) -> int:
+    if delta.logprobs is None:
+        return len(delta.token_ids)
+    return len(delta.token_ids) + sum(len(entry.top) for entry in delta.logprobs)
 
 
 def _request_failed(delta: TokenDelta) -> StreamFailure:

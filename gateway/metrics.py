@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 from engine.client import Engine
 from engine.messages import StepReport
 from engine.stats import KV_TRANSFER_BUCKETS, TierStats, TransferStats
+from gateway.histogram import TokenHistogram
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 CANCELLED = "cancelled"
@@ -34,6 +35,8 @@ _STEP_BUCKETS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0
 
 class RequestRecord:
     """Times and outcome of one generation request."""
+
+    __slots__ = ("_last", "_metrics", "_started", "outcome", "ttft_s")
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -50,8 +53,7 @@ class RequestRecord:
             self._metrics.ttft_seconds.observe(self.ttft_s)
         before, self._last[index] = self._last.get(index), now
         if before is not None:
-            for _ in range(count):
-                self._metrics.inter_token_seconds.observe((now - before) / count)
+            self._metrics.inter_token_seconds.observe((now - before) / count, count)
 
 
 class Metrics:
@@ -78,12 +80,10 @@ class Metrics:
             buckets=_TTFT_BUCKETS,
             registry=self.registry,
         )
-        self.inter_token_seconds = Histogram(
-            "tidegate_inter_token_seconds",
-            "Between two tokens of one request.",
-            buckets=_TOKEN_BUCKETS,
-            registry=self.registry,
+        self.inter_token_seconds = TokenHistogram(
+            "tidegate_inter_token_seconds", "Between two tokens of one request.", _TOKEN_BUCKETS
         )
+        self.registry.register(self.inter_token_seconds)
         self.step_seconds = Histogram(
             "tidegate_step_seconds",
             "Time of an engine step by stage.",

@@ -1,7 +1,8 @@
 """Writes one event stream to one client.
 
 Runs on the event loop. Headers go out with the first bytes, so that until then a failure can still
-become a proper HTTP status. Awaiting each write is the back-pressure. A write that may block runs in
+become a proper HTTP status. Awaiting each write is the back-pressure; what is sent at once is sent only
+while the socket is clear. A write that may block runs in
 a task that is waited for but never cancelled while the connection lives: aiohttp keeps one future
 for all writers that wait for the socket, and cancelling it would break every later write. ``close``
 cancels and awaits what is left.
@@ -11,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from aiohttp import web
+from aiohttp.http_writer import StreamWriter
 
 from gateway.connection_limits import NEVER_BLOCKS_BYTES
 from gateway.errors import ApiError
@@ -46,10 +48,14 @@ class Patience:
 class SseWriter:
     """``started`` tells whether the status has gone out."""
 
+    __slots__ = ("_guard", "_is_chunked", "_request", "_tasks", "_transport", "response")
+
     def __init__(self, request: web.Request, guard: WriteGuard, headers: Mapping[str, str]) -> None:
         self._request = request
         self._guard = guard
         self._tasks: list[asyncio.Task[None]] = []
+        self._transport: asyncio.Transport | None = None  # once it has started
+        self._is_chunked = False
         self.response = web.StreamResponse(headers={**headers, "Content-Type": sse.CONTENT_TYPE})
 
     @property
@@ -60,7 +66,21 @@ class SseWriter:
         """Raises StreamFailedError if the stream ends meanwhile, ConnectionResetError if the client went."""
         if not self.started:
             await self.response.prepare(self._request)
+            self._transport = self._request.transport
+            self._is_chunked = cast(StreamWriter, self._request.writer).chunked
         await self._guarded(self.response.write(data), len(data))
+
+    def is_clear(self) -> bool:
+        """Whether it has started, and so little waits to be read that more can be left to the transport."""
+        transport = self._transport
+        return transport is not None and transport.get_write_buffer_size() <= NEVER_BLOCKS_BYTES
+
+    def send_now(self, data: bytes) -> None:
+        """The same as ``send``, for a stream that has started and is clear. Raises ConnectionResetError."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client went")
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
 
     async def finish(self) -> None:
         await self._guarded(self.response.write_eof(), 0)

@@ -38,6 +38,7 @@ from gateway.openai.tokens import TokensEndpoint
 from gateway.openapi import About, document
 from gateway.request_body import BodyReader
 from gateway.responses.records import StateSettings
+from gateway.rounds import Rounds
 from gateway.service_rate import ServiceRate
 from gateway.shared_room import Holder
 from gateway.tenant_register import TenantRegister
@@ -198,6 +199,7 @@ class Gateway:
         engine.add_step_listener(self._on_step)
         self.metrics = Metrics(engine)
         self.streams = OpenStreams()
+        self.rounds = Rounds(lambda: engine.is_behind)
         self.cors = CorsPolicy(settings.cors_origins) if settings.cors_origins else None
         self.connections = OpenConnections(settings.connection_limits.max_connections)
         self.metrics.connections.set_function(lambda: self.connections.count)
@@ -275,6 +277,8 @@ class Gateway:
         await self.offload.close()
 
     def _on_step(self, report: StepReport) -> None:
+        if not self.engine.is_behind:
+            self.rounds.run()
         stats = report.stats
         served = stats.prompt_tokens_total + stats.generated_tokens_total
         self._rate.note_step(served, sum(report.stage_seconds.values()))

@@ -77,8 +77,11 @@ def _retention(hints: CacheHints) -> Retention | None:
 class Booking:
     """Books what one request takes: with its tenant, and in the metrics."""
 
+    __slots__ = ("_num_seqs", "_num_told", "_record", "_sampling", "_visitor")
+
     def __init__(self, request: GenerationRequest, visitor: Visitor, record: RequestRecord) -> None:
         self._sampling = request.sampling
+        self._num_seqs, self._num_told = self._sampling.num_seqs, self._sampling.n
         self._visitor = visitor
         self._record = record
         visitor.use_prompt(request.num_prompt_tokens)
@@ -89,7 +92,7 @@ class Booking:
         self._record.on_tokens(index, count)
         if is_first and self._record.ttft_s is not None:
             self._visitor.note_first_token(self._record.ttft_s)
-        self._visitor.use_generated(count * self._sampling.num_seqs // self._sampling.n)
+        self._visitor.use_generated(count * self._num_seqs // self._num_told)
 
     def close(self) -> None:
         """How far a search had come is not told before its end."""
@@ -112,7 +115,8 @@ async def generating(
     if request.sampling.max_tokens:
         gateway.tide.note(tenant, session, answer_id)
     booking = Booking(request, visitor, record)
-    stream = TokenStream(gateway.engine, requests, gateway.settings.stream_limits, booking.on_tokens)
+    limits, rounds = gateway.settings.stream_limits, gateway.rounds
+    stream = TokenStream(gateway.engine, requests, limits, booking.on_tokens, rounds)
     try:
         async with gateway.streams.open(stream):
             yield Generation(request, stream, gateway.model.codec.table)

@@ -80,6 +80,8 @@ def _load(api_keys: Sequence[str], path: Path | None) -> Keyring:
 class Visitor:
     """Who sent one request, and what it takes. All it holds, it holds by scope."""
 
+    __slots__ = ("_account", "_metrics", "_reservation", "holder", "tenant")
+
     def __init__(self, tenant: Tenant, holder: Holder, account: Account, metrics: Metrics) -> None:
         self.tenant = tenant
         self.holder = holder
@@ -141,7 +143,8 @@ class Visitor:
 
     def _use(self, count: int, kind: str) -> None:
         assert self._reservation is not None
-        self._reservation.use(count, _now_ms())
+        if not self._reservation.try_use(count):
+            self._reservation.use(count, _now_ms())
         if self.tenant.is_listed:
             self._metrics.tenant_tokens.labels(self.tenant.name, kind).inc(count)
 

@@ -2,7 +2,9 @@
 
 Runs on the event loop; the engine delivers into a mailbox, one handler takes out of it. The mailbox
 bounds what waits (``gateway.mailbox``); this is its clock: a request that stays paused, or a write that
-stays blocked, for ``pause_timeout_s`` is given up.
+stays blocked, for ``pause_timeout_s`` is given up. Who waits need not be woken for each delivery: it may
+leave a function that takes what has come, while the loop is behind the engine once a round
+(``gateway.rounds``).
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import accumulate
+from typing import Protocol
 
 import msgspec
 
@@ -28,7 +31,22 @@ from gateway.mailbox import (
     StreamFailedError,
     StreamFailure,
     StreamLimits,
+    Taken,
 )
+from gateway.news import News
+from gateway.rounds import Rounds
+
+
+class InPlace(Protocol):
+    """Takes what comes in the place of a task that waits for it."""
+
+    def is_clear(self) -> bool:
+        """Whether it can take anything now."""
+        ...
+
+    def take(self, batch: Batch) -> bool:
+        """False if the task is to go on."""
+        ...
 
 
 class _PromptSink:
@@ -36,6 +54,8 @@ class _PromptSink:
 
     Implements DeltaSink.
     """
+
+    __slots__ = ("_stream", "in_engine", "offset", "request", "unfinished")
 
     def __init__(self, stream: TokenStream, request: AddRequest, offset: int) -> None:
         self.request = request
@@ -49,6 +69,9 @@ class _PromptSink:
             self.unfinished.discard(delta.index)
         if delta.ends_request:
             self.in_engine = False
+        elif not self.offset:
+            self._stream.take(delta)
+            return
         is_early = delta.ends_request and bool(self.unfinished)  # which nobody but an error explains
         self._stream.take(
             msgspec.structs.replace(delta, index=self.offset + delta.index, ends_request=is_early)
@@ -67,12 +90,18 @@ class TokenStream:
     has not ended, so cancelling the handler is all it takes to free capacity.
     """
 
+    __slots__ = (
+        "_blocked_on", "_engine", "_fault", "_in_place", "_is_due", "_limits", "_loop", "_mailbox",
+        "_news", "_on_tokens", "_parts", "_pause_timer",  "_rounds", "request_id",
+    )  # fmt: skip
+
     def __init__(
         self,
         engine: Engine,
         requests: Sequence[AddRequest],
         limits: StreamLimits,
         on_tokens: Callable[[int, int], None] = lambda index, count: None,
+        rounds: Rounds | None = None,
     ) -> None:
         self.request_id = requests[0].request_id
         self._engine = engine
@@ -83,7 +112,12 @@ class TokenStream:
             _PromptSink(self, request, offset) for request, offset in zip(requests, offsets, strict=False)
         ]
         self._mailbox = Mailbox(limits, sum(request.sampling.n for request in requests))
-        self._news = asyncio.Event()
+        self._news = News()
+        self._loop = asyncio.get_running_loop()
+        self._rounds = Rounds() if rounds is None else rounds
+        self._in_place: InPlace | None = None
+        self._is_due = False
+        self._fault: Exception | None = None  # of whoever took something in place
         self._pause_timer: asyncio.TimerHandle | None = None
         self._blocked_on: asyncio.Timeout | None = None
 
@@ -133,18 +167,66 @@ class TokenStream:
         """What came for one of the sequences."""
         if delta.token_ids:
             self._on_tokens(delta.index, len(delta.token_ids))
+        in_place = self._in_place
+        if in_place is not None and not self._engine.is_behind and self._is_clear(in_place):
+            batch = None if self._news.is_set else self._mailbox.try_pass(delta)
+            if batch is not None:
+                self._give(in_place, batch)
+                return
+        if self._is_due and not self._mailbox.has_room(delta):
+            self._hand_over()  # it was kept waiting here, not by the client
         signal = self._mailbox.put(delta)
-        if not self._mailbox.is_open:  # the engine may still be at sequences that nobody wants any more
+        if signal is not Signal.NONE:
+            self._heed(signal)
+        if self._in_place is None or signal is Signal.ENDED:
+            self._news.set()
+        elif not self._engine.is_behind:
+            self._hand_over()
+        elif not self._is_due:
+            self._is_due = True
+            self._rounds.add(self._on_round)
+
+    def _heed(self, signal: Signal) -> None:
+        if signal is Signal.ENDED:  # the engine may still be at sequences that nobody wants any more
             self.release()
-        if signal is Signal.PAUSE:
+        elif signal is Signal.PAUSE:
             for part in self._parts:
                 if part.in_engine:
                     self._engine.pause(part.request.request_id)
-            loop = asyncio.get_running_loop()
-            self._pause_timer = loop.call_later(self._limits.pause_timeout_s, self.end, TOO_SLOW)
+            self._pause_timer = self._loop.call_later(self._limits.pause_timeout_s, self.end, TOO_SLOW)
         elif signal is Signal.OVERFLOW:
             self.end(TOO_SLOW)
-        self._news.set()
+
+    def _on_round(self) -> None:
+        self._is_due = False
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        """What has come is taken in place, or the task that waits is woken."""
+        if self._news.is_set or self._mailbox.is_empty:
+            return  # the task is about to take it, or it has been taken
+        if self._in_place is None or not self._is_clear(self._in_place):
+            self._news.set()
+        else:
+            self._give(self._in_place, self._begun(self._mailbox.take()))
+
+    def _is_clear(self, in_place: InPlace) -> bool:
+        try:
+            return in_place.is_clear()
+        except Exception as error:  # which is for the task: the engine's other streams go on
+            self._fault = error
+            self._news.set()
+            return False
+
+    def _give(self, in_place: InPlace, batch: Batch) -> None:
+        try:
+            is_taken = in_place.take(batch)
+        except Exception as error:
+            self._fault, is_taken = error, False
+        if is_taken:
+            self._news.note_taken()
+        else:
+            self._news.set()
 
     def lose(self, error: EngineDeadError) -> None:
         """The engine died, and what it was generating with it."""
@@ -159,22 +241,33 @@ class TokenStream:
         if self._mailbox.fail(failure):
             self._news.set()
             if self._blocked_on is not None and not self._blocked_on.expired():
-                self._blocked_on.reschedule(asyncio.get_running_loop().time())
+                self._blocked_on.reschedule(self._loop.time())
 
-    async def next_batch(self, timeout_s: float | None = None) -> Batch | None:
+    async def next_batch(
+        self, timeout_s: float | None = None, in_place: InPlace | None = None
+    ) -> Batch | None:
         """What came since the last call; None if nothing did within ``timeout_s``.
 
-        Raises StreamFailedError when the stream ended without a finish reason.
+        While it waits, what comes goes to ``in_place``, as long as that takes it; the end of the stream does
+        not. What that raises is raised here. Raises StreamFailedError when the stream ended without a finish
+        reason.
         """
-        if not self._news.is_set():
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._news.wait()
-            except TimeoutError:
+        self._in_place = in_place
+        try:
+            if not await self._news.come_within(timeout_s):
                 return None
+        finally:
+            self._in_place = None
+        if self._fault is not None:
+            fault, self._fault = self._fault, None
+            raise fault
         taken = self._mailbox.take()
         if self._mailbox.state is not MailboxState.ENDED:
             self._news.clear()
+        return self._begun(taken)
+
+    def _begun(self, taken: Taken) -> Batch:
+        """What was taken; the engine goes on with what was paused for it."""
         if taken.signal is Signal.RESUME:
             self._stop_pause_timer()
             for part in self._parts:

@@ -1,7 +1,8 @@
 """One WebSocket of /v1/responses: carries out what ``WsSession`` decides.
 
 Runs on the event loop: one task reads, and one for each turn that runs follows its response. What is to be
-sent leaves in the order in which it was decided, and whoever has something to send waits until it has left.
+sent leaves in the order in which it was decided, and whoever has something to send waits until it has left;
+events of a response leave at once while the socket is clear.
 So a client that does not read costs what the transport buffers (64 KiB, beside the kernel's) and an event for
 each of its lanes; its responses are held up by that, and after a minute it is closed. However a connection
 ends, it ends alone: stored responses go on without it, as their own rules say.
@@ -12,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from typing import Any, cast
 
 from aiohttp import WSMsgType, web
@@ -23,7 +25,9 @@ from gateway.connection_limits import NEVER_BLOCKS_BYTES
 from gateway.errors import TABLE, ApiError, ErrorKind, clip, from_failure
 from gateway.handlers import known_visitor
 from gateway.mailbox import TOO_SLOW
+from gateway.openai.responses.events import Event
 from gateway.protocol.ws_events import ClientEvent, EventError, Resume, read_event
+from gateway.protocol.ws_frames import text_frame
 from gateway.protocol.ws_session import WsSession
 from gateway.protocol.ws_told import error_event
 from gateway.protocol.ws_turns import (
@@ -259,7 +263,8 @@ class ResponsesSocket:
 
     async def _tell(self, turn: Turn, run: ResponseRun) -> None:
         asked = turn.asked
-        follower = run.follow(asked.starting_after if isinstance(asked, Resume) else -1)
+        starting_after = asked.starting_after if isinstance(asked, Resume) else -1
+        follower = run.follow(starting_after, in_place=partial(self._tell_now, turn))
         self._session.started(turn, run.id)
         self._hold(self._session.held_bytes + self._incoming_bytes)
         self._runs[turn] = run
@@ -271,6 +276,19 @@ class ResponsesSocket:
                 await self._carry_out(self._session.told_all(turn))
         finally:
             await follower.aclose()
+
+    def _tell_now(self, turn: Turn, events: Sequence[Event]) -> bool:
+        """The same at once, if nothing waits to be sent and no message would have to; False if not."""
+        transport = self._request.transport
+        if self._ws.closed or (transport is not None and transport.is_closing()):
+            raise ConnectionResetError("the connection is over")
+        is_busy = self._outbox or self._sending.locked() or self._ending is not None or self._ws.compress
+        if is_busy or transport is None or transport.get_write_buffer_size() > NEVER_BLOCKS_BYTES:
+            return False
+        for action in self._session.tell(turn, events):
+            assert isinstance(action, Say), "only the last event has other consequences"
+            transport.write(text_frame(action.data))
+        return True
 
     async def _cancel(self, response_id: str) -> None:
         try:

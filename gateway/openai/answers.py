@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from engine.messages import PromptLogprobs
 from gateway.answer import CallPiece, Piece
 
 _LOWEST_LOGPROB = -9999.0
+_ENCODER = msgspec.json.Encoder()
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -92,6 +94,20 @@ class AnswerFormat(Protocol):
     def usage(self, usage: Usage) -> bytes: ...
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes: ...
+
+
+class TextChunk:
+    """An encoded chunk with a place for its text, which is all that changes from one to the next."""
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, encode: Callable[[str], bytes]) -> None:
+        """``encode`` makes the chunk of a text; what it makes of one goes into all."""
+        blank = f"text {uuid.uuid4().hex}"  # which nothing else in it can be
+        self._before, self._after = encode(blank).split(_ENCODER.encode(blank))
+
+    def of(self, text: str) -> bytes:
+        return self._before + _ENCODER.encode(text) + self._after
 
 
 def make_usage(

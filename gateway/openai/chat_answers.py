@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 from engine.messages import FinishReason, PromptLogprobs
 from gateway.answer import CallPiece, Piece
 from gateway.detokenizer import TokenTable, printable
-from gateway.openai.answers import Identity, Usage, WholeChoice, finite
+from gateway.openai.answers import Identity, TextChunk, Usage, WholeChoice, finite
 from gateway.openai.notes import one_of
 from gateway.openai.prompts import ShownLogprobs, shown_logprobs
 from gateway.openai.validated import GenerationRequest
@@ -130,6 +130,11 @@ _ENCODER = msgspec.json.Encoder()
 class ChatFormat:
     """Answers of /v1/chat/completions. Keeps which choices have called something."""
 
+    __slots__ = (
+        "_calling", "_calls", "_chunk_usage", "_identity", "_is_plain", "_num_prompt_top", "_num_top",
+        "_prompt", "_table", "_text_chunks",
+    )  # fmt: skip
+
     def __init__(self, request: GenerationRequest, identity: Identity, table: TokenTable) -> None:
         self._identity = identity.fields
         self._table = table
@@ -140,6 +145,7 @@ class ChatFormat:
         self._is_plain = request.reading is None
         self._calls = None if request.reading is None else request.reading.calls
         self._calling: set[int] = set()
+        self._text_chunks: dict[int, TextChunk] = {}
 
     def count(self, usage: Usage) -> None:
         self._chunk_usage = usage
@@ -149,6 +155,9 @@ class ChatFormat:
         return self._chunk([ChunkChoice(index=index, delta=delta)], self._chunk_usage)
 
     def piece(self, index: int, piece: Piece) -> list[bytes]:
+        counts = isinstance(self._chunk_usage, Usage)  # anew in every chunk
+        if self._num_top is None and piece.text and piece.is_plain and not counts:
+            return [self._text_chunk(index).of(piece.text)]
         return [self._chunk([choice], self._chunk_usage) for choice in self._stretches(index, piece)]
 
     def closing(self, index: int, finish_reason: str) -> bytes:
@@ -193,6 +202,15 @@ class ChatFormat:
                 yield ChunkChoice(index=index, delta=self._first_of(call))
             if call.arguments:
                 yield ChunkChoice(index=index, delta=self._more_of(call))
+
+    def _text_chunk(self, index: int) -> TextChunk:
+        if index not in self._text_chunks:
+            self._text_chunks[index] = TextChunk(
+                lambda text: self._chunk(
+                    [ChunkChoice(index=index, delta=Delta(content=text))], self._chunk_usage
+                )
+            )
+        return self._text_chunks[index]
 
     def _first_of(self, call: CallPiece) -> Delta:
         """Which call it is; its arguments come after that."""

@@ -23,6 +23,7 @@ from gateway.errors import bad_request
 from gateway.openai.answers import (
     AnswerFormat,
     Identity,
+    TextChunk,
     Usage,
     WholeChoice,
     finite,
@@ -164,6 +165,11 @@ def _prompts(prompt: str | list[int | str | list[int]] | None) -> list[str | lis
 class CompletionFormat:
     """Answers of /v1/completions. Keeps each choice's text offset across the pieces of a stream."""
 
+    __slots__ = (
+        "_chunk_usage", "_identity", "_num_choices", "_num_prompt_top", "_num_top", "_offsets", "_prompts",
+        "_table", "_text_chunks",
+    )  # fmt: skip
+
     def __init__(self, request: GenerationRequest, identity: Identity, table: TokenTable) -> None:
         self._identity = identity.fields
         self._table = table
@@ -173,6 +179,7 @@ class CompletionFormat:
         self._num_prompt_top = request.prompt_logprobs
         self._chunk_usage: Usage | UnsetType | None = None if request.include_usage else UNSET
         self._offsets: dict[int, int] = defaultdict(int)
+        self._text_chunks: dict[int, TextChunk] = {}
 
     def count(self, usage: Usage) -> None:
         self._chunk_usage = usage
@@ -187,6 +194,8 @@ class CompletionFormat:
         )
 
     def piece(self, index: int, piece: Piece) -> list[bytes]:
+        if self._num_top is None and not isinstance(self._chunk_usage, Usage):
+            return [self._text_chunk(index).of(piece.text)]
         choice = CompletionChoice(index=index, text=piece.text, logprobs=self._logprobs(index, piece))
         return [self._encode([choice], self._chunk_usage)]
 
@@ -199,6 +208,13 @@ class CompletionFormat:
 
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes:
         return self._encode([self._whole(index, choice) for index, choice in enumerate(choices)], usage)
+
+    def _text_chunk(self, index: int) -> TextChunk:
+        if index not in self._text_chunks:
+            self._text_chunks[index] = TextChunk(
+                lambda text: self._encode([CompletionChoice(index=index, text=text)], self._chunk_usage)
+            )
+        return self._text_chunks[index]
 
     def _whole(self, index: int, choice: WholeChoice) -> CompletionChoice:
         prompt, found = self._prompt(index), choice.prompt_logprobs

@@ -48,6 +48,11 @@ class _Known:
 class WsSession:
     """``held_bytes`` is what it keeps of what the client sent."""
 
+    __slots__ = (
+        "_body_bytes", "_busy", "_known", "_leaving", "_limits", "_names", "_num_steers", "_queue",
+        "_running", "_steer_bytes", "is_closed",
+    )  # fmt: skip
+
     def __init__(self, limits: WsLimits) -> None:
         self._limits = limits
         self._busy: dict[str | None, Turn] = {}  # by lane

@@ -26,6 +26,8 @@ class EventsGoneError(LookupError):
 class EventLog:
     """Events by number. ``first`` is the number of the oldest one kept."""
 
+    __slots__ = ("_events", "_max_bytes", "first", "is_ended", "num_bytes")
+
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._events: deque[Event] = deque()

@@ -6,6 +6,8 @@ it goes on. What fails before anything was sent is a status; after it the last e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aiohttp import web
 
 from gateway.errors import bad_request
@@ -32,7 +34,7 @@ async def create(http: web.Request) -> web.StreamResponse:
     if run.is_streamed:
         return await _streamed(http, run, -1)
     if not run.response.background:
-        async for _ in run.follow():
+        async for _ in run.follow(in_place=lambda events: True):
             pass
         if run.failure is not None:
             raise run.failure
@@ -76,7 +78,13 @@ async def input_items(http: web.Request) -> web.Response:
 async def _streamed(http: web.Request, run: ResponseRun, starting_after: int) -> web.StreamResponse:
     settings = http.app[GATEWAY].settings
     writer = SseWriter(http, Patience(settings.stream_limits.pause_timeout_s), {})
-    follower = run.follow(starting_after, settings.keepalive_s)
+
+    def send_now(events: Sequence[Event]) -> bool:
+        if is_clear := writer.is_clear():
+            writer.send_now(b"".join(map(_encoded, events)))
+        return is_clear
+
+    follower = run.follow(starting_after, settings.keepalive_s, send_now)
     try:
         async for events in follower:
             await writer.send(b"".join(map(_encoded, events)) or sse.KEEP_ALIVE)

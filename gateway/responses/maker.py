@@ -17,7 +17,7 @@ import msgspec
 
 from engine.messages import FinishReason
 from gateway.errors import ApiError, ErrorKind
-from gateway.generation import Generation
+from gateway.generation import Generation, Progress
 from gateway.mailbox import FailureKind, StreamFailedError, StreamFailure
 from gateway.metrics import RequestRecord
 from gateway.openai.responses import building
@@ -50,7 +50,7 @@ class Turn:
 
 
 class ResponseMaker:
-    """What becomes of ``run`` by ``request``."""
+    """What becomes of ``run`` by ``request``. Implements Outlet."""
 
     def __init__(
         self, gateway: Gateway, request: ResponseRequest, turn: Turn, run: ResponseRun, keep: Keep
@@ -120,11 +120,9 @@ class ResponseMaker:
         run, events = self._run, self._events
         while True:
             await run.make_room(generation.stream)
-            progress = await generation.next()
+            progress = await generation.next(outlet=self)
             assert progress is not None
-            for part in progress.pieces:
-                self._output_token_ids += part.token_ids
-                run.tell(events.piece(part.piece))
+            self.show(progress)
             if progress.usage is not None:
                 break
         reason = progress.pieces[-1].finish_reason
@@ -138,6 +136,17 @@ class ResponseMaker:
             return building.incomplete(run.response, events.output, usage, "max_output_tokens")
         run.tell(events.close_item("completed"))
         return building.completed(run.response, events.output, usage, int(time.time()))
+
+    # ---- Outlet: what comes while the generation is waited for ----
+
+    def is_clear(self) -> bool:
+        return self._run.interruption is None and not self._run.log.is_full
+
+    def show(self, progress: Progress) -> None:
+        for part in progress.pieces:
+            self._output_token_ids += part.token_ids
+            if events := self._events.piece(part.piece):
+                self._run.tell(events)
 
     def _broken(
         self, generation: Generation, failure: StreamFailure, record: RequestRecord

@@ -17,6 +17,7 @@ from typing import Any
 
 from gateway.errors import ApiError, bad_request
 from gateway.mailbox import FailureKind, StreamFailure
+from gateway.news import News
 from gateway.openai.responses.events import Event
 from gateway.openai.responses.shape import ResponseObject
 from gateway.responses.event_log import EventLog, EventsGoneError
@@ -44,12 +45,48 @@ class Interruption(enum.Enum):
     STEERED = "steered"
 
 
-@dataclass(slots=True)
+InPlace = Callable[[Sequence[Event]], bool]
+"""Takes these events, if it can do so at once; False if the task that follows is to take them."""
+
+
 class _Follower:
     """Somebody who has taken all events up to ``position``."""
 
-    position: int
-    news: asyncio.Event
+    __slots__ = ("_fault", "_in_place", "_is_waiting", "news", "position")
+
+    def __init__(self, position: int, in_place: InPlace | None) -> None:
+        self.position = position
+        self.news = News()
+        self._in_place = in_place
+        self._is_waiting = False
+        self._fault: Exception | None = None  # of what was called in place
+
+    def tell(self, events: Sequence[Event]) -> None:
+        """These are new."""
+        if self._in_place is None or not self._is_waiting or self.news.is_set or not events:
+            self.news.set()
+            return
+        is_next = events[0].sequence_number == self.position + 1 and not events[-1].is_last
+        try:
+            is_taken = is_next and self._in_place(events)
+        except Exception as error:
+            self._fault, is_taken = error, False
+        if is_taken:
+            self.position = events[-1].sequence_number
+            self.news.note_taken()
+        else:
+            self.news.set()
+
+    async def wait(self, timeout_s: float | None) -> bool:
+        """For news; False if there were none for so long. Raises what ``in_place`` raised."""
+        self._is_waiting = True
+        try:
+            has_news = await self.news.come_within(timeout_s)
+        finally:
+            self._is_waiting = False
+        if self._fault is not None:
+            raise self._fault
+        return has_news
 
 
 class ResponseRun:
@@ -58,6 +95,11 @@ class ResponseRun:
     ``interruption``: why it is being ended, if it is. ``is_streamed``: who asked for it wants its events.
     ``on_end`` is called once it has ended.
     """
+
+    __slots__ = (
+        "_detach_timer", "_ended", "_followers", "_on_end", "_policy", "_room", "_stream", "_task",
+        "_was_followed", "failure", "id", "interruption", "is_streamed", "log", "response",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -126,17 +168,21 @@ class ResponseRun:
     # ---- those who follow ----
 
     async def follow(
-        self, starting_after: int = -1, keepalive_s: float | None = None
+        self,
+        starting_after: int = -1,
+        keepalive_s: float | None = None,
+        in_place: InPlace | None = None,
     ) -> AsyncGenerator[Sequence[Event], None]:
         """Its events behind that number, in order, to the last; nothing at all after each ``keepalive_s``.
 
-        Who asks for more has taken what it got before. Raises ApiError (400) if there would be a gap.
+        Who asks for more has taken what it got before. While it waits for more, ``in_place`` is offered what
+        comes first, all but the last event. Raises ApiError (400) if there would be a gap.
         """
         try:
             self.log.check(starting_after)
         except EventsGoneError:
             raise events_gone() from None
-        follower = _Follower(starting_after, asyncio.Event())
+        follower = _Follower(starting_after, in_place)
         self._followers.append(follower)
         self._was_followed = True
         self._attend()
@@ -144,7 +190,7 @@ class ResponseRun:
             while not (self.log.is_ended and follower.position == self.log.next - 1):
                 follower.news.clear()
                 batch = self.log.after(follower.position)
-                if not batch and not await _set_within(follower.news, keepalive_s):
+                if not batch and not await follower.wait(keepalive_s):
                     yield ()
                 if batch:
                     yield batch
@@ -177,7 +223,7 @@ class ResponseRun:
         """These come next."""
         self.log.add(events)
         for follower in self._followers:
-            follower.news.set()
+            follower.tell(events)
 
     async def make_room(self, stream: TokenStream) -> None:
         """Let go what every follower has; with none there, what nobody may wait for. Waits for the rest.
@@ -214,13 +260,3 @@ def events_gone() -> ApiError:
         "starting_after",
         "The events of this response cannot be had from there on any more; fetch the response itself.",
     )
-
-
-async def _set_within(event: asyncio.Event, timeout_s: float | None) -> bool:
-    """Whether it was set in time."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True

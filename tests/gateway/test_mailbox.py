@@ -114,7 +114,7 @@ def test_tokens_keep_their_order_and_the_end_comes_once(operations: list[tuple[s
                 box.put(delta(*range(put, put + count), finish=finish))
             put += count
         elif name == "put":
-            assert box.put(delta(-1)) is Signal.NONE
+            assert box.put(delta(-1)) is Signal.ENDED
     while box.state is not MailboxState.TAKEN and not box.is_open:
         try:
             part = box.take().batch.parts.get(0, Part())
@@ -173,7 +173,7 @@ def test_results_that_come_all_at_once_are_no_overflow() -> None:
     box = Mailbox(LIMITS, num_seqs=3)
     huge = range(100 * LIMITS.hard_units)
     signals = [box.put(delta(*huge, finish=FinishReason.LENGTH, index=index)) for index in range(3)]
-    assert signals == [Signal.NONE] * 3
+    assert signals == [Signal.NONE, Signal.NONE, Signal.ENDED]
     assert [len(part.token_ids) for part in box.take().batch.parts.values()] == [len(huge)] * 3
     assert box.state is MailboxState.TAKEN
 

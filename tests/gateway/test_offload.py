@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
-from collections.abc import AsyncIterator
+import weakref
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
 from gateway.offload import Offload, OffloadFullError
+
+
+class Body:
+    """Something to hold on to."""
 
 
 @pytest.fixture
@@ -58,6 +64,44 @@ async def test_a_cancelled_call_that_waits_never_starts(offload: Offload) -> Non
     assert offload.pending == 0
 
 
+async def test_nothing_is_kept_of_those_who_went(offload: Offload) -> None:
+    """What they sent may be large, and who goes may come again at once."""
+    go = threading.Event()
+    first = asyncio.create_task(offload.try_run(go.wait, 10))
+    await asyncio.sleep(0.01)
+    for _ in range(50):
+        body = Body()
+        kept = weakref.ref(body)
+        call = asyncio.create_task(offload.try_run(id, body))
+        del body
+        await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        del call
+        await asyncio.sleep(0)
+        gc.collect()
+        assert kept() is None
+    go.set()
+    await first
+
+
+async def test_nothing_is_kept_of_a_call_that_failed(offload: Offload) -> None:
+    def fail(body: Body) -> None:
+        raise ValueError("no")
+
+    gc.disable()
+    try:
+        body = Body()
+        kept = weakref.ref(body)
+        with pytest.raises(ValueError, match="no"):
+            await offload.try_run(fail, body)
+        del body
+        await offload.try_run(int)  # the thread has let go of it
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
 async def test_owners_go_in_turns(offload: Offload) -> None:
     """However much one of them sent before."""
     offload = Offload(num_threads=1)
@@ -85,3 +129,12 @@ async def test_a_turn_that_came_as_its_caller_went_is_passed_on(offload: Offload
         second.cancel()
     assert await first
     assert await asyncio.wait_for(offload.try_run(lambda: 1), 5) == 1
+
+
+async def test_a_loop_that_is_at_something_else_holds_up_no_work(offload: Offload) -> None:
+    third = threading.Event()
+    works: list[Callable[[], None]] = [lambda: None, lambda: None, third.set]
+    calls = [asyncio.create_task(offload.run(work)) for work in works]
+    await asyncio.sleep(0)
+    assert third.wait(10)
+    await asyncio.gather(*calls)

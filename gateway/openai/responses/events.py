@@ -6,6 +6,7 @@ kind closes it. Every event is encoded once, whoever reads it how often.
 
 from __future__ import annotations
 
+import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, NamedTuple
@@ -128,12 +129,32 @@ AnyEvent = (
 _ENCODER = msgspec.json.Encoder()
 
 
+class _TextDeltas:
+    """The events with the text of one message, encoded but for what changes: their numbers and the text."""
+
+    __slots__ = ("_after", "_before", "_between")
+
+    def __init__(self, item_id: str, output_index: int) -> None:
+        blank = f"text {uuid.uuid4().hex}"  # which nothing else in it can be
+        event = TextDeltaEvent(sequence_number=0, item_id=item_id, output_index=output_index, delta=blank)
+        head, self._after = _ENCODER.encode(event).split(_ENCODER.encode(blank))
+        name = b'"sequence_number":'
+        self._before, self._between = head.split(name + b"0", 1)
+        self._before += name
+
+    def event(self, number: int, text: str) -> Event:
+        data = b"%b%d%b%b%b" % (self._before, number, self._between, _ENCODER.encode(text), self._after)
+        return Event(number, "response.output_text.delta", data)
+
+
 class ResponseEvents:
     """Makes the events of one response, in order: ``opening``, ``piece`` ..., ``close_item``, ``ending``.
 
     ``num_top`` alternatives are told beside each token's log probability; None tells of none. ``output`` has
     the items that are whole.
     """
+
+    __slots__ = ("_logprobs", "_next", "_num_top", "_open", "_table", "_text_deltas", "_texts", "output")
 
     def __init__(self, table: TokenTable, num_top: int | None = None) -> None:
         self._table = table
@@ -142,6 +163,7 @@ class ResponseEvents:
         self._open: OutputItem | None = None
         self._texts: list[str] = []
         self._logprobs: list[Logprob] = []
+        self._text_deltas: _TextDeltas | None = None
         self.output: list[OutputItem] = []
 
     def about(self, type: str, response: ResponseObject) -> Event:
@@ -150,6 +172,8 @@ class ResponseEvents:
 
     def piece(self, piece: Piece) -> list[Event]:
         """What came of the answer."""
+        if piece.is_plain and piece.text and self._num_top is None and isinstance(self._open, MessageItem):
+            return [self._more_text(piece.text)]
         return list(self._stretches(piece))
 
     def close_item(self, status: Status) -> list[Event]:
@@ -216,6 +240,15 @@ class ResponseEvents:
         self._texts.append(delta)
         return self._of_item(kind, delta=delta, **fields)
 
+    def _more_text(self, text: str) -> Event:
+        """The same event as of any other text, for a message that is open."""
+        if self._text_deltas is None:
+            assert self._open is not None
+            self._text_deltas = _TextDeltas(self._open.id, len(self.output))
+        self._texts.append(text)
+        number, self._next = self._next, self._next + 1
+        return self._text_deltas.event(number, text)
+
     def _close(self, status: Status) -> Iterator[Event]:
         item = self._open
         if item is None:
@@ -237,7 +270,7 @@ class ResponseEvents:
         item.status = status
         index = len(self.output)
         self.output.append(item)
-        self._open, self._texts, self._logprobs = None, [], []
+        self._open, self._texts, self._logprobs, self._text_deltas = None, [], [], None
         yield self._event(ItemEvent, type="response.output_item.done", output_index=index, item=item)
 
     def _of_item(self, kind: type[Any], **fields: Any) -> Event:
