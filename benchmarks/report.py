@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import platform
 import random
+import signal
 import statistics
-from collections.abc import Sequence
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,11 @@ def bootstrap_bounds(values: Sequence[float], level: float = 0.95, rounds: int =
     draws = random.Random(0)
     medians = sorted(statistics.median(draws.choices(values, k=len(values))) for _ in range(rounds))
     return medians[int((1 - level) * rounds)], medians[int(level * rounds) - 1]
+
+
+def interval_95(values: Sequence[float]) -> tuple[float, float]:
+    """Of the median, at 95 % in all."""
+    return bootstrap_bounds(values, 0.975)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -34,11 +42,30 @@ def write_json(path: Path | None, report: dict[str, Any]) -> None:
     """Write a report with what it was measured on."""
     if path is None:
         return
-    machine = {"system": platform.platform(), "processor": _processor(), "python": platform.python_version()}
+    machine = {"system": platform.platform(), "processor": processor(), "python": platform.python_version()}
     path.write_text(json.dumps({"machine": machine, **report}, indent=2) + "\n")
 
 
-def _processor() -> str:
+def check_place(option: str, named: Path, directory: Path) -> None:
+    """Raises ValueError where no file can be made, before there is anything to write."""
+    try:
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise ValueError(f"{option} {named} cannot be written: {error.strerror}") from error
+
+
+def run_main(main: Callable[[], None]) -> None:
+    """Ctrl-C ends it with a word and the status of a shell, not with a traceback."""
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+
+
+def processor() -> str:
+    """The name of this machine's processors."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

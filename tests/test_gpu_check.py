@@ -105,9 +105,9 @@ def test_verdicts(found: Figure, verdict: Verdict | None) -> None:
     assert found.verdict is verdict
 
 
-def report(*of_parts: PartReport, is_dry_run: bool = False) -> Report:
+def report(*of_parts: PartReport, scale: str = "full") -> Report:
     machine = {"card": "A card", "memory": "1 GiB", "torch": "2"}
-    return Report(date="today", is_dry_run=is_dry_run, machine=machine, parts=of_parts)
+    return Report(date="today", scale=scale, machine=machine, parts=of_parts)
 
 
 def test_the_table_shows_what_was_missed_and_why_something_is_not_there() -> None:
@@ -145,7 +145,7 @@ def test_the_json_tells_whether_targets_were_met() -> None:
         True, False, None, None,
     ]  # fmt: skip
     json.dumps(as_json(report(part)))
-    assert not report(part).has_failed
+    assert not report(part).is_incomplete
 
 
 def test_a_limit_that_was_larger_later_is_the_limit() -> None:
@@ -286,6 +286,14 @@ def test_files_with_gpu_tests_are_found(tmp_path: Path) -> None:
 # ---- one command -------------------------------------------------------------------------------------
 
 
+def make(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """``make`` as a user calls it: a ``make`` that runs these tests leaves it no flags and no level."""
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
+    }
+    return subprocess.run(["make", *arguments], cwd=ROOT, capture_output=True, text=True, env=environment)
+
+
 @pytest.mark.parametrize("has_gpu", [True, False])
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
 def test_a_plain_image_needs_no_environment(tmp_path: Path, has_gpu: bool) -> None:
@@ -301,14 +309,30 @@ esac
 """
     )
     python.chmod(0o755)
-    command = ["make", "gpu-check", f"PYTHON={python}", f"VENV={tmp_path / 'none'}", "ARGS=--quick"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    ended = make("gpu-check", f"PYTHON={python}", f"VENV={tmp_path / 'none'}", "ARGS=--quick")
     last = asked.read_text().splitlines()[-1]
     if has_gpu:
         assert ended.returncode == 0, ended.stderr
         assert last == "-m benchmarks.gpu_check --json docs/benchmarks/gpu_check.json --quick"
     else:
         assert ended.returncode != 0 and last == f"-m venv {tmp_path / 'none'}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ("", "gpu_check"),
+        ("--quick decode", "gpu_check"),
+        ("--device cpu", "gpu_check_dry_run"),
+        ("--device=cpu --sweep", "gpu_check_dry_run_sweep"),
+        ("--sweep", "gpu_check_sweep"),
+    ],
+)
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_neither_dry_runs_nor_sweeps_replace_the_figures_of_a_card(arguments: str, name: str) -> None:
+    shown = make("--dry-run", "gpu-check", "PYTHON=false", f"ARGS={arguments}")
+    assert shown.returncode == 0, shown.stderr
+    assert f" --json docs/benchmarks/{name}.json" in shown.stdout.splitlines()[-1]
 
 
 # ---- floors ------------------------------------------------------------------------------------------

@@ -39,3 +39,6 @@ class DummyWeights:
         digest = hashlib.blake2b(name.encode(), digest_size=7).digest()
         generator = torch.Generator(self._device).manual_seed(int.from_bytes(digest, "little"))
         return tensor.normal_(0.0, _STANDARD_DEVIATION, generator=generator)
+
+    def quantized(self, name: str) -> None:
+        """Nothing: they are drawn as they are."""

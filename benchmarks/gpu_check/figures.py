@@ -19,6 +19,8 @@ PINNED_OUT = "pinned copy, device to host"
 PINNED_IN = "pinned copy, host to device"
 PINNED_BOTH = "pinned copy, both ways at once"
 
+DRY_RUN = "dry run"  # a scale
+
 
 def again(name: str) -> str:
     """Under which a limit is told that was measured once more."""
@@ -90,6 +92,7 @@ class Outcome(enum.StrEnum):
     DONE = "done"
     FAILED = "failed"
     OUT_OF_TIME = "out of time"
+    INTERRUPTED = "interrupted"
     LEFT_OUT = "left out"
 
 
@@ -106,17 +109,22 @@ class PartReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole check. In a dry run sizes are tiny and nothing is judged."""
+    """A whole check. ``scale`` names its sizes: in a dry run they are tiny and nothing is judged. Until it
+    has ended, parts that have not begun are told as left out."""
 
     date: str
-    is_dry_run: bool
+    scale: str
     machine: dict[str, str]
     parts: tuple[PartReport, ...]
 
     @property
-    def has_failed(self) -> bool:
-        """Whether any part did not do what it should; a missed target is no failure."""
-        return any(part.outcome in (Outcome.FAILED, Outcome.OUT_OF_TIME) for part in self.parts)
+    def is_dry_run(self) -> bool:
+        return self.scale == DRY_RUN
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether any part did not do what it should, or was left out; a missed target is neither."""
+        return any(part.outcome is not Outcome.DONE for part in self.parts)
 
 
 def limits_of(figures: Iterable[Figure]) -> dict[str, float]:
@@ -151,7 +159,7 @@ def as_json(report: Report) -> dict[str, object]:
         }
         for part in report.parts
     ]
-    return {**_plain(report, "parts"), "parts": parts}
+    return {**_plain(report, "parts"), "is_dry_run": report.is_dry_run, "parts": parts}
 
 
 def _figure(figure: Figure, is_dry_run: bool) -> dict[str, object]:

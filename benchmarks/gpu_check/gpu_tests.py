@@ -1,9 +1,9 @@
 """The tests that are marked ``gpu``, in one pytest of their own, several processes of it if it can.
 
 Only files that have such a test are collected: a machine that measures need not have what all other tests
-import. Warnings fail no test here, since versions are those of the machine, and of its plugins only those
-that tests need are loaded. Tests are told as they end, so those that ended in time count, whatever becomes of
-the others.
+import. One that cannot be imported is told as a test that failed, and costs no other. Warnings fail no test
+here, since versions are those of the machine, and of its plugins only those that tests need are loaded. Tests
+are told as they end, so those that ended in time count, whatever becomes of the others.
 """
 
 from __future__ import annotations
@@ -29,24 +29,17 @@ _NO_TESTS_RAN = 5  # pytest's exit code
 
 
 def measure(context: Context) -> None:
-    files = marked_files(_ROOT)[: None if context.on_gpu else 1]
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "tested.jsonl"
         variables = {**os.environ, PATH_VARIABLE: str(path), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         variables.pop("TRITON_INTERPRET", None)
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            *_options(context),
-            *(files if context.on_gpu else files[:1]),
-        ]
+        command = [sys.executable, "-m", "pytest", *_options(context), *marked_files(_ROOT)]
         status = _run(command, variables, context.left_s - _TO_TELL_S)
         _tell(context, by_name(read(path)), status)
 
 
 def _options(context: Context) -> list[str]:
-    options = ["-m", "gpu", "-q", "-W", "default"]
+    options = ["-m", "gpu", "-q", "-W", "default", "--continue-on-collection-errors"]
     for plugin in ("pytest_asyncio.plugin", "pytest_timeout", "benchmarks.gpu_check.tested"):
         options += ["-p", plugin]
     if context.on_gpu and find_spec("xdist") is not None:
@@ -82,7 +75,11 @@ def _tell(context: Context, tested: Sequence[Phase], status: int | None) -> None
     context.tell("tests that were skipped", len(skipped), "tests")
     for test in failed[:_MOST_TOLD]:
         context.tell_failure(test.name, test.reason)
+    if len(failed) > _MOST_TOLD:
+        context.tell_failure("more tests", f"{len(failed) - _MOST_TOLD} more failed; the log says which")
     if status is None:
         context.tell_failure("all tests", f"not done in time; {ran} ran")
     elif status not in (0, _NO_TESTS_RAN) and not failed:
         context.tell_failure("all tests", f"pytest ended with exit code {status}; the log says why")
+    elif context.on_gpu and ran == 0:
+        context.tell_failure("all tests", "none ran, though there is a GPU; the log says why")

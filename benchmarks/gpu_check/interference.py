@@ -80,9 +80,9 @@ def _tell(context: Context, found: Found, what: str) -> None:
     alone, beside = Timing.of(found.alone_s), Timing.of(found.beside_s)
     context.tell_ms(f"decode step alone, {what}", alone)
     context.tell_ms(f"decode step beside swaps, {what}", beside)
+    context.tell_ms("the step thread's work for swaps in it", Timing.of(found.host_s))
     slower = 100 * (beside.median_s / alone.median_s - 1)
     context.tell(f"slower beside swaps, {what}", slower, "%", target=_TARGET_PERCENT, is_ceiling=True)
-    context.tell_ms("of it the step thread's work for swaps", Timing.of(found.host_s))
     context.tell_ms("decode step that begins swaps", Timing.of(found.first_s))
     rate = found.swapped_bytes / found.swapping_s / 1e9
     context.tell("swapped both ways beside decode", rate, "GB/s", beside=PINNED_BOTH)

@@ -82,7 +82,7 @@ class _Builder:
         weights, pool = self._weights(parts.ops()), self._pool(num_blocks)
         attention = parts.attention(pool, attention_shape(context.scale.model))
         model = LlamaModel(weights, self._rope(), attention)
-        runner, notes = parts.runner(model, attention, pool, self.window, lambda *_: None)
+        runner, notes = parts.runner(model, None, pool, self.window, lambda *_: None)
         for note in notes:
             context.tell_failure("engine", note)
         return runner

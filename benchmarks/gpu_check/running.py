@@ -28,6 +28,8 @@ from benchmarks.gpu_check.parts import LEAST_S, Part, Settings
 
 _TOLD_LINES = 25  # of the log of a part that failed
 _LAST_S = 3.0  # of its time, in which a part tells where it is
+_LOOKING_S = 60.0
+_NO_GPU = 7  # an exit status
 _PRELOADED = ["torch"]
 _INTERPRET = "TRITON_INTERPRET"
 
@@ -36,11 +38,12 @@ Work = Callable[..., int]
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A part's process as it ended; ``status`` is None where its time was over."""
+    """A part's process as it ended; ``status`` is None where its time was over or it was interrupted."""
 
     status: int | None
     lines: tuple[Line, ...]
     log: str
+    is_interrupted: bool = False
 
 
 class Runner:
@@ -49,7 +52,7 @@ class Runner:
     def __init__(self, device: str, scale: str, directory: Path, deadline: float) -> None:
         self.device = device
         self.facts: dict[str, str] = {}
-        self._scale = scale
+        self.scale = scale
         self._directory = directory
         self._deadline = deadline
         self._figures: list[Figure] = []
@@ -63,7 +66,7 @@ class Runner:
         """Run a part for as long as it may; never raises for what becomes of it."""
         budget_s = min(part.budget_s, self.left_s)
         if budget_s < LEAST_S:
-            return PartReport(name=part.name, outcome=Outcome.LEFT_OUT, reason="no time was left for it")
+            return left_out(part.name, "no time was left for it")
         started = time.monotonic()
         ended = self._run_process(part.name, budget_s)
         report = report_of(part.name, ended, time.monotonic() - started, budget_s)
@@ -71,7 +74,7 @@ class Runner:
             if isinstance(line, Facts):
                 self.facts |= line.facts
         self._figures += report.figures
-        if report.outcome is not Outcome.DONE:
+        if report.outcome in (Outcome.FAILED, Outcome.OUT_OF_TIME):
             tail = "\n".join(ended.log.splitlines()[-_TOLD_LINES:])
             print(f"--- {part.name}: {report.reason}\n{tail}", file=sys.stderr, flush=True)
         return report
@@ -80,14 +83,35 @@ class Runner:
         results, log = self._directory / f"{name}.jsonl", self._directory / f"{name}.log"
         settings = Settings(
             device=self.device,
-            scale=self._scale,
+            scale=self.scale,
             measured=limits_of(self._figures),
             deadline=time.monotonic() + budget_s,
         )
         results.write_bytes(b"")
         log.write_bytes(b"")
-        status = run_bounded(run_part, (name, settings, results), log, budget_s)
-        return Ended(status, read_lines(results.read_bytes()), log.read_text(errors="replace"))
+        status, is_interrupted = None, False
+        try:
+            status = run_bounded(run_part, (name, settings, results), log, budget_s)
+        except KeyboardInterrupt:  # what it has told counts as it does however a part ends
+            is_interrupted = True
+        lines = read_lines(results.read_bytes())
+        return Ended(status, lines, log.read_text(errors="replace"), is_interrupted)
+
+
+def left_out(name: str, reason: str) -> PartReport:
+    """Of a part that was not begun."""
+    return PartReport(name=name, outcome=Outcome.LEFT_OUT, reason=reason)
+
+
+def has_no_gpu(log: Path) -> bool:
+    """Whether torch says so, in a process of its own. Where it cannot be asked, parts will tell why."""
+    return run_bounded(_look_for_gpu, (), log, _LOOKING_S) == _NO_GPU
+
+
+def _look_for_gpu() -> int:
+    import torch
+
+    return 0 if torch.cuda.is_available() else _NO_GPU
 
 
 def set_environment(device: str) -> None:
@@ -154,6 +178,8 @@ def report_of(name: str, ended: Ended, seconds: float, budget_s: float) -> PartR
 
 
 def _judge(ended: Ended, failures: tuple[Failure, ...], budget_s: float) -> tuple[Outcome, str]:
+    if ended.is_interrupted:
+        return Outcome.INTERRUPTED, "interrupted"
     if ended.status is None:
         return Outcome.OUT_OF_TIME, f"not done after {budget_s:.0f} s"
     if ended.status == 0 and not failures:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from benchmarks.gpu_check.figures import DRY_RUN
 from engine.config import ModelConfig
 from tiering.memory.layout import KVLayout
 
@@ -127,7 +128,7 @@ QUICK = replace(
     steps=30,
 )
 DRY = Scale(
-    name="dry run",
+    name=DRY_RUN,
     model=_TINY_LLAMA,
     repeats=1,
     copy_bytes=2**16,

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.gpu_check.figures import Figure, Outcome, PartReport, Report, Verdict
+from benchmarks.gpu_check.figures import DRY_RUN, Figure, Outcome, PartReport, Report, Verdict
 
 COLUMNS = ("", "measured", "±", "limit", "ratio", "target", "")
 _WORDS = {Verdict.MET: "met", Verdict.MISSED: "MISSED", Verdict.UNKNOWN: "not known", None: ""}
+_SIZES = {
+    DRY_RUN: "  (a dry run: sizes are tiny, its figures mean nothing)",
+    "quick": "  (quick: fewer sizes and repeats)",
+}
 _DIGITS = 3  # that a figure is shown with, at least
 
 
@@ -16,8 +20,8 @@ def title(report: Report) -> str:
     machine = report.machine
     card = ", ".join(machine[key] for key in ("card", "memory") if key in machine)
     versions = ", ".join(f"{key} {machine[key]}" for key in ("driver", "torch", "triton") if key in machine)
-    dry = "  (a dry run: sizes are tiny, its figures mean nothing)" if report.is_dry_run else ""
-    return f"GPU check of {report.date}{dry}\n{card or 'nothing known of the machine'}; {versions}"
+    sizes = _SIZES.get(report.scale, "")
+    return f"GPU check of {report.date}{sizes}\n{card or 'nothing known of the machine'}; {versions}"
 
 
 def rows(report: Report) -> list[tuple[str, ...]]:

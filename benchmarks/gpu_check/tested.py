@@ -1,5 +1,5 @@
-"""A plugin of pytest that tells how each test ended, one JSON object a line, as it ends; and who reads
-that."""
+"""A plugin of pytest that tells how each test ended, and which files could not be imported, one JSON object a
+line, as it ends; and who reads that."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _WORST_LAST = ("passed", "skipped", "failed")
 
 
 class Phase(msgspec.Struct, frozen=True):
-    """A phase of a test: set-up, call or clean-up. ``reason``: the first line of what went wrong."""
+    """A phase of a test: set-up, call or clean-up; or a file that cannot be imported. ``reason``: the first
+    line of what went wrong."""
 
     name: str
     outcome: Literal["passed", "skipped", "failed"]
@@ -46,6 +47,13 @@ class _Teller:
         self._path = path
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._tell(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._tell(report)
+
+    def _tell(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         lines = report.longreprtext.strip().splitlines() if report.failed else []
         marked = [line[1:].strip() for line in lines if line.startswith("E ")]
         reason = (marked or lines or [""])[0]
