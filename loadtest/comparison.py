@@ -162,8 +162,8 @@ def _ratio(measure: str, values: Sequence[tuple[float, float]], seed: int) -> Ra
         measure=measure,
         a=_median([a for a, _ in values]),
         b=_median([b for _, b in values]),
-        ratio=_of_medians(values),
-        interval=_interval(values, random.Random(f"{seed} {measure}")),
+        ratio=ratio_of_medians(values),
+        interval=ratio_interval(values, random.Random(f"{seed} {measure}")),
         verdict="Too few rounds to tell.",
         lower_is_better=measure in _LATENCIES,
     )
@@ -195,14 +195,16 @@ def _percent(share: float) -> str:
     return f"{share * 100:.2g} %" if share < 0.1 else f"{share * 100:.0f} %"
 
 
-def _interval(values: Sequence[tuple[float, float]], draws: random.Random) -> Interval:
+def ratio_interval(values: Sequence[tuple[float, float]], draws: random.Random) -> Interval:
     """Of the ratio of medians, over pairs."""
-    ratios = sorted(_of_medians(draws.choices(values, k=len(values))) for _ in range(_ROUNDS_OF_BOOTSTRAP))
+    ratios = sorted(
+        ratio_of_medians(draws.choices(values, k=len(values))) for _ in range(_ROUNDS_OF_BOOTSTRAP)
+    )
     at = min(int(tail(len(values)) * len(ratios)), len(ratios) // 2)
     return Interval(ratios[at], ratios[-1 - at])
 
 
-def _of_medians(values: Sequence[tuple[float, float]]) -> float:
+def ratio_of_medians(values: Sequence[tuple[float, float]]) -> float:
     """Infinite where only B has any; where neither has, there is no telling how they differ either."""
     a, b = _median([a for a, _ in values]), _median([b for _, b in values])
     return b / a if a else math.inf

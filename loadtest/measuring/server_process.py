@@ -74,7 +74,7 @@ def serving(launch: Launch) -> Iterator[ServerProcess]:
             " take another port."
         )
     command = [word.replace(PORT, str(port)) for word in launch.command]
-    with _ending_on_signals(), _log(launch) as log:
+    with ending_on_signals(), _log(launch) as log:
         try:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -164,7 +164,7 @@ def _free_port() -> int:
 
 
 @contextlib.contextmanager
-def _ending_on_signals() -> Iterator[None]:
+def ending_on_signals() -> Iterator[None]:
     """SIGTERM and SIGHUP raise SystemExit, so that the server ends too."""
     numbers = (signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, lambda given, _: sys.exit(128 + given)) for number in numbers]
