@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable, Mapping
 
 import hypothesis
@@ -12,6 +13,7 @@ import uvloop
 from tests.support.interpreter import interpret_kernels
 from tests.support.workers import share_processors
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and theirs
 share_processors()
 interpret_kernels()
 hypothesis.settings.register_profile(  # how long an example takes, the load on the machine decides

@@ -22,7 +22,7 @@ from benchmarks.cpu_engine.client import ClientError, Question
 from benchmarks.cpu_engine.figures import sections
 from benchmarks.cpu_engine.floor import Constants, Probe, output_tokens_s
 from benchmarks.cpu_engine.peers import why_unusable, write_hf_directory
-from benchmarks.cpu_engine.rates import Rates, packed_int8, prepacked_bf16
+from benchmarks.cpu_engine.rates import Rates, packed_int8, prepacked, product_dtype
 from benchmarks.cpu_engine.results import Round, Seen, Startups
 from benchmarks.cpu_engine.rounds import Bench, order
 from benchmarks.cpu_engine.servers import Running, running
@@ -76,10 +76,11 @@ def test_a_floor_reads_the_kv_of_every_user_and_the_products_of_the_fastest_form
 
 @torch.inference_mode()
 def test_packed_weights_give_the_products_that_are_meant() -> None:
-    weight, rows = torch.randn(64, 32).to(torch.bfloat16), torch.randn(5, 32).to(torch.bfloat16)
+    dtype = product_dtype()
+    weight, rows = torch.randn(64, 32).to(dtype), torch.randn(5, 32).to(dtype)
     expected = F.linear(rows, weight)
-    assert torch.allclose(prepacked_bf16(weight)(rows), expected, atol=0.1)
-    assert torch.allclose(packed_int8(weight)(rows), expected, atol=0.5)
+    assert torch.allclose(prepacked(weight)(rows), expected, atol=0.1)
+    assert torch.allclose(packed_int8(weight.float(), dtype)(rows), expected, atol=0.5)
 
 
 def test_rates_are_of_all_of_the_model_in_every_format(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,9 +88,11 @@ def test_rates_are_of_all_of_the_model_in_every_format(monkeypatch: pytest.Monke
     monkeypatch.setattr("benchmarks.cpu_engine.rates._PROBE_SHAPE", (8, 64, 64))
     rates = Rates(TINY, torch.get_num_threads())
     found = rates.constants(Load(2, 2, input_len=8))
-    assert found.products_s.keys() == {"bf16", "int8", "int4"} and min(found.products_s.values()) > 0
+    plain = "bf16" if rates.dtype == torch.bfloat16 else "float32"
+    assert found.products_s.keys() == {plain, "int8", "int4"} and min(found.products_s.values()) > 0
     assert min(found.prefill_tokens_s, found.copied_bytes_s) > 0
-    assert found.kv_token_bytes == 2 * 3 * 2 * 16 * 2
+    assert found.kv_token_bytes == 2 * 3 * 2 * 16 * rates.dtype.itemsize
+    assert found.prefill_format == plain
     assert [len(products) for products in rates._formats.values()] == [3 * 4 + 1] * 3
     assert rates.probe().drift_to(rates.probe()) >= 1
 

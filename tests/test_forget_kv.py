@@ -14,6 +14,7 @@ from engine.config import DiskTier, EngineConfig, MemorySize
 from engine.messages import AddRequest, SamplingParams, TokenDelta
 from tests.support import reference
 from tests.support.fake_kv import expected_tokens
+from tests.support.kv_room import kv_bytes
 from tests.support.small_engine import SmallEngine
 from tests.test_engine_client import Collector
 from tests.test_greedy_equivalence import FILLER
@@ -146,9 +147,9 @@ async def real_engine(directory: Path) -> AsyncIterator[EngineClient]:
     config = EngineConfig(
         model="",
         device="cpu",
-        device_kv=MemorySize(num_bytes=16 * 2**20),
-        host_kv=MemorySize(num_bytes=48 * 2**20),
-        disk_kv=DiskTier(str(directory), MemorySize(num_bytes=128 * 2**20)),
+        device_kv=MemorySize(num_bytes=kv_bytes(16 * 2**20)),
+        host_kv=MemorySize(num_bytes=kv_bytes(48 * 2**20)),
+        disk_kv=DiskTier(str(directory), MemorySize(num_bytes=kv_bytes(128 * 2**20))),
         max_model_len=512,
         deterministic=True,
         write_policy="through",

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.kv_room import kv_mib
 from tests.support.server import ADMIN_KEY, Server, running_server
 
 MODEL = ("--device", "cpu", "--max-model-len", "512")
@@ -52,7 +53,7 @@ def kv(server: Server) -> dict[str, Any]:
 
 @pytest.mark.timeout(300)
 def test_a_conversation_comes_back_from_every_tier_and_after_a_restart(tmp_path: Path) -> None:
-    tiers = ("--device-kv", "20MiB", "--host-kv", "32MiB", "--disk-kv", f"{tmp_path}/kv:256MiB")
+    tiers = ("--device-kv", kv_mib(20), "--host-kv", kv_mib(32), "--disk-kv", f"{tmp_path}/kv:{kv_mib(256)}")
     with running_server(*MODEL, "--deterministic", "--kv-checksums", *tiers) as server:
         text, cached = ask(server, prompt(0))
         assert cached == 0
@@ -85,12 +86,16 @@ def test_a_conversation_comes_back_from_every_tier_and_after_a_restart(tmp_path:
 
 @pytest.mark.timeout(300)
 def test_under_pressure_sequences_are_swapped_and_nothing_is_lost() -> None:
-    small = ("--device-kv", "12MiB", "--host-kv", "200MiB", "--restore", "swap", "--deterministic")
-    with running_server(*MODEL, "--device-kv", "200MiB", "--deterministic") as server:
-        expected = [ask(server, prompt(number, 60), 60)[0] for number in range(8)]
-    with running_server(*MODEL, *small) as server, ThreadPoolExecutor(8) as clients:
-        found = list(clients.map(lambda number: ask(server, prompt(number, 60), 60)[0], range(8)))
-        assert found == expected
+    small = ("--device-kv", kv_mib(12), "--host-kv", kv_mib(200), "--restore", "swap", "--deterministic")
+
+    def answers(server: Server) -> list[str]:
+        with ThreadPoolExecutor(8) as clients:
+            return list(clients.map(lambda number: ask(server, prompt(number, 60), 60)[0], range(8)))
+
+    with running_server(*MODEL, "--device-kv", kv_mib(200), "--deterministic") as server:
+        expected = answers(server)
+    with running_server(*MODEL, *small) as server:
+        assert answers(server) == expected
         samples = metrics(server)
         assert samples["tidegate_preemptions_total{cause=pressure,kind=swap}"] > 0
         assert samples["tidegate_preemptions_total{cause=pressure,kind=recompute}"] == 0
@@ -101,7 +106,8 @@ def test_under_pressure_sequences_are_swapped_and_nothing_is_lost() -> None:
 
 @pytest.mark.timeout(300)
 def test_debug_kv_says_where_the_blocks_of_each_request_are() -> None:
-    with running_server(*MODEL, "--device-kv", "12MiB", "--host-kv", "64MiB", "--restore", "swap") as server:
+    small = ("--device-kv", kv_mib(12), "--host-kv", kv_mib(64), "--restore", "swap")
+    with running_server(*MODEL, *small) as server:
         with ThreadPoolExecutor(6) as clients:
             running = [clients.submit(ask, server, prompt(number, 60), 150) for number in range(6)]
             seen: set[str] = set()
@@ -120,7 +126,7 @@ def test_debug_kv_says_where_the_blocks_of_each_request_are() -> None:
 
 @pytest.mark.timeout(120)
 def test_a_store_in_use_is_refused_and_another_model_finds_nothing(tmp_path: Path) -> None:
-    tiers = ("--device-kv", "20MiB", "--host-kv", "32MiB", "--disk-kv", f"{tmp_path}/kv:64MiB")
+    tiers = ("--device-kv", kv_mib(20), "--host-kv", kv_mib(32), "--disk-kv", f"{tmp_path}/kv:{kv_mib(64)}")
     with running_server(*MODEL, *tiers):
         command = [sys.executable, "-m", "gateway.cli", "serve", *MODEL, *tiers, "--port", "0"]
         second = subprocess.run(command, capture_output=True, text=True, timeout=100)
@@ -158,7 +164,7 @@ def test_wrong_tier_settings_end_with_one_sentence(arguments: tuple[str, ...], p
 
 @pytest.mark.timeout(120)
 def test_doctor_looks_at_a_store_and_leaves_it_alone(tmp_path: Path) -> None:
-    tiers = ("--device-kv", "20MiB", "--host-kv", "32MiB", "--disk-kv", f"{tmp_path}/kv:64MiB")
+    tiers = ("--device-kv", kv_mib(20), "--host-kv", kv_mib(32), "--disk-kv", f"{tmp_path}/kv:{kv_mib(64)}")
 
     def doctor(*more: str) -> str:
         command = [sys.executable, "-m", "gateway.cli", "doctor", *MODEL, *tiers, *more]

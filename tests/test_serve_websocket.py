@@ -10,6 +10,7 @@ import pytest
 from openai.types.websocket_reconnection import ReconnectingEvent, ReconnectingOverrides
 
 from tests.support.cutting_proxy import cutting_proxy
+from tests.support.kv_room import kv_mib
 from tests.support.server import Server, running_server
 
 STORY = "Tell me, in as many words as you like, what the tide does on a long and windy day. " * 4
@@ -18,7 +19,7 @@ GREEDY: Any = {"model": "SmolLM2-135M-Instruct", "temperature": 0, "max_output_t
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with running_server("--deterministic", "--device-kv", "64MiB", "--max-model-len", "2048") as server:
+    with running_server("--deterministic", "--device-kv", kv_mib(64), "--max-model-len", "2048") as server:
         yield server
         report = server.wait_idle()
         assert report["problems"] == []

@@ -22,6 +22,7 @@ from benchmarks.session_plan import TEMPLATE_TOKENS, LoadPlan, LoadShape, Planne
 from benchmarks.session_report import print_report, report
 from benchmarks.session_results import TIERS, Hits, Reply, TurnResult, hits_name
 from benchmarks.sessions import Bench, Setting
+from tests.support.kv_room import kv_bytes
 
 BLOCK_BYTES = 1000
 SHAPE = LoadShape(num_sessions=50)
@@ -184,7 +185,8 @@ def test_tokens_that_were_read_in_another_way_cost_blocks() -> None:
 @pytest.mark.timeout(300)
 def test_sessions_come_back_from_host_and_disk_with_the_tokens_of_an_unlimited_pool(tmp_path: Path) -> None:
     shape = LoadShape(num_sessions=16, history=Spread(150, 0.2, 100, 200), message=Spread(8, 0.3, 4, 12))
-    setting = Setting(shape, seconds=4.0, lead_s=1.0, turns_per_s=3.0, num_sampled=4, block_bytes=360 * 2**10)
+    block_bytes = kv_bytes(360 * 2**10)
+    setting = Setting(shape, seconds=4.0, lead_s=1.0, turns_per_s=3.0, num_sampled=4, block_bytes=block_bytes)
     bench = Bench(setting, tmp_path)
     on = bench.on()
     print_report(told := report(bench.stated(on), on, on, bench.replayed()))

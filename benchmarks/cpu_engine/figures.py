@@ -119,7 +119,7 @@ def drift_facts(rounds: Sequence[Round]) -> dict[str, str]:
     flops = [probe.matmul_flop_s for found in rounds for probe in (found.before, found.after)]
     reads = [probe.read_bytes_s for found in rounds for probe in (found.before, found.after)]
     return {
-        "probe: bf16 matmul": f"{min(flops) / 1e9:,.0f} to {max(flops) / 1e9:,.0f} GFLOP/s",
+        "probe: matmul": f"{min(flops) / 1e9:,.0f} to {max(flops) / 1e9:,.0f} GFLOP/s",
         "probe: memory read": f"{min(reads) / 1e9:.1f} to {max(reads) / 1e9:.1f} GB/s",
         "most drift within a round": f"{max(found.drift for found in rounds):.2f}",
         "rounds made again": f"{sum(found.was_repeated for found in rounds)} of {len(rounds)}",

@@ -1,8 +1,9 @@
 """The least time in which torch's own products could do what a load asks. Pure.
 
-A prompt costs its rows of products in bf16, at the rate that a whole chunk has. A decode step costs the
-products of its rows in whichever format is fastest for so many, and the bytes of the KV that it reads.
-Nothing else costs anything: no attention arithmetic, no norm, no sampling, no server.
+A prompt costs its rows of products in bf16 (float32 where the CPU has no products in bf16), at the rate that
+a whole chunk has. A decode step costs the products of its rows in whichever format is fastest for so many,
+and the bytes of the KV that it reads. Nothing else costs anything: no attention arithmetic, no norm, no
+sampling, no server.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     products_s: dict[str, float]
     copied_bytes_s: float  # read and written ones together
     kv_token_bytes: int  # of all layers
+    prefill_format: str = "bf16"  # of the weights that a prompt's rows go through
 
     @property
     def fastest_products_s(self) -> float:

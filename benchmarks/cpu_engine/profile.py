@@ -179,7 +179,7 @@ def _profile(work: Work, floors: Sequence[Constants], steps: Sequence[dict[str, 
         products = min(prefill_s(floor, work.num_tokens) for floor in floors)
         return Profile(
             batch=None, context=work.num_tokens, step=step, parts=medians,
-            floor_products=1000 * products, floor_kv=0.0, weights="bf16",
+            floor_products=1000 * products, floor_kv=0.0, weights=floors[0].prefill_format,
         )  # fmt: skip
     best = min(floors, key=lambda floor: floor.fastest_products_s)
     return Profile(

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from benchmarks.cpu_engine.asked import Load
 from benchmarks.cpu_engine.floor import Constants, Probe
 from engine.config import ModelConfig
+from engine.models.layers import PrepackedLinear, TorchLinear
 
 _CHUNK = 512  # rows of a prefill step
 _GROUP = 32  # weights that share a scale, as in Q4_1
@@ -25,28 +26,34 @@ _BYTES = 256 * 2**20  # far more than any cache holds
 _REPEATS = 5
 _PROBE_REPEATS = 40  # about a second: what lasts for less is no change of the machine
 _PROBE_SHAPE = (512, 2048, 2048)  # rows, in, out
+_NAMES = {torch.bfloat16: "bf16", torch.float32: "float32"}
 Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Rates:
-    """Of ``threads`` threads, for a model of these shapes. Holds its weights in every format."""
+    """Of ``threads`` threads, for a model of these shapes. Holds its weights in every format.
+
+    ``dtype`` is what the CPU multiplies fastest: bfloat16, or float32 where oneDNN has no bfloat16 for it.
+    """
 
     def __init__(self, model: ModelConfig, threads: int) -> None:
         torch.set_num_threads(threads)
         shapes = _shapes(model)
         layers, head = shapes * model.num_layers, (model.vocab_size, model.hidden_size)
-        self._layers = [prepacked_bf16(_weight(shape)) for shape in layers]
+        self.dtype = product_dtype()
+        self._layers = [self._prepacked(shape) for shape in layers]
         self._inputs = [shape[1] for shape in (*layers, head)]
         self._formats: dict[str, list[Product]] = {
-            "bf16": [*self._layers, prepacked_bf16(_weight(head))],
-            "int8": [packed_int8(_weight(shape)) for shape in (*layers, head)],
-            "int4": [packed_int4(shape) for shape in (*layers, head)],
+            _NAMES[self.dtype]: [*self._layers, self._prepacked(head)],
+            "int8": [packed_int8(torch.randn(shape), self.dtype) for shape in (*layers, head)],
+            "int4": [packed_int4(shape, self.dtype) for shape in (*layers, head)],
         }
-        self._kv_token_bytes = 2 * 2 * model.num_layers * model.num_kv_heads * model.head_dim
+        kv_token_bytes = 2 * self.dtype.itemsize * model.num_layers * model.num_kv_heads * model.head_dim
+        self._kv_token_bytes = kv_token_bytes
         self._source = torch.ones(_BYTES // 4)
         self._target = torch.empty_like(self._source)
-        self._probe_input = torch.randn(_PROBE_SHAPE[:2]).to(torch.bfloat16)
-        self._probe_weight = _weight((_PROBE_SHAPE[2], _PROBE_SHAPE[1]))
+        self._probe_input = torch.randn(_PROBE_SHAPE[:2]).to(self.dtype)
+        self._probe_weight = torch.randn(_PROBE_SHAPE[2], _PROBE_SHAPE[1]).to(self.dtype)
 
     @torch.inference_mode()
     def probe(self) -> Probe:
@@ -64,6 +71,7 @@ class Rates:
             products_s={name: self.products_s(name, load.users) for name in self._formats},
             copied_bytes_s=2 * _BYTES / _median_s(lambda: self._target.copy_(self._source)),
             kv_token_bytes=self._kv_token_bytes,
+            prefill_format=_NAMES[self.dtype],
         )
 
     @torch.inference_mode()
@@ -72,9 +80,12 @@ class Rates:
         return _median_s(lambda: self._run(self._formats[name], rows))
 
     def _run(self, products: list[Product], rows: int) -> None:
-        inputs = {size: torch.ones((rows, size), dtype=torch.bfloat16) for size in set(self._inputs)}
+        inputs = {size: torch.ones((rows, size), dtype=self.dtype) for size in set(self._inputs)}
         for product, size in zip(products, self._inputs, strict=False):
             product(inputs[size])
+
+    def _prepacked(self, shape: tuple[int, int]) -> Product:
+        return prepacked(torch.randn(shape).to(self.dtype))
 
 
 def _shapes(model: ModelConfig) -> list[tuple[int, int]]:
@@ -88,29 +99,33 @@ def _shapes(model: ModelConfig) -> list[tuple[int, int]]:
     ]
 
 
-def _weight(shape: tuple[int, int]) -> torch.Tensor:
-    return torch.randn(shape).to(torch.bfloat16)
+def product_dtype() -> torch.dtype:
+    """bfloat16 where oneDNN has it for this CPU, else float32."""
+    has_bfloat16 = PrepackedLinear.is_possible(torch.empty(0, dtype=torch.bfloat16))
+    return torch.bfloat16 if has_bfloat16 else torch.float32
 
 
-def prepacked_bf16(weight: torch.Tensor) -> Product:
-    """In the layout that oneDNN's product wants, as ``torch.compile`` packs weights that it may freeze."""
-    ops: Any = torch.ops.mkldnn
-    packed = ops._reorder_linear_weight(weight)
-    return lambda x: ops._linear_pointwise.default(x, packed, None, "none", [], "")
+def prepacked(weight: torch.Tensor) -> Product:
+    """In the layout that oneDNN's product wants, as ``torch.compile`` packs weights that it may freeze.
+
+    Float32 stays as it is: torch's product has no other layout for it.
+    """
+    return PrepackedLinear(weight) if PrepackedLinear.is_possible(weight) else TorchLinear(weight)
 
 
-def packed_int8(weight: torch.Tensor) -> Product:
+def packed_int8(weight: torch.Tensor, dtype: torch.dtype) -> Product:
+    """``dtype``: of the rows that it takes and gives."""
     ops: Any = torch.ops.aten
-    scales = weight.float().abs().amax(dim=1) / 127
-    rounded = (weight.float() / scales[:, None]).round().to(torch.int8)
-    return lambda x: ops._weight_int8pack_mm(x, rounded, scales.to(torch.bfloat16))
+    scales = weight.abs().amax(dim=1) / 127
+    rounded = (weight / scales[:, None]).round().to(torch.int8)
+    return lambda x: ops._weight_int8pack_mm(x, rounded, scales.to(dtype))
 
 
-def packed_int4(shape: tuple[int, int]) -> Product:
+def packed_int4(shape: tuple[int, int], dtype: torch.dtype) -> Product:
     """Of random weights: with a scale and a zero for each group, as Q4_1 has them."""
     ops: Any = torch.ops.aten
     packed = ops._convert_weight_to_int4pack_for_cpu(torch.randint(0, 16, shape, dtype=torch.int32), 1)
-    scales = torch.rand((shape[1] // _GROUP, shape[0], 2)).to(torch.bfloat16)
+    scales = torch.rand((shape[1] // _GROUP, shape[0], 2)).to(dtype)
     return lambda x: ops._weight_int4pack_mm_for_cpu(x, packed, _GROUP, scales)
 
 

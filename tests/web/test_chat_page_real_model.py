@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.support.kv_room import kv_mib
 from tests.support.server import Server, running_server
 from tests.web.chat import Chat
 from tests.web.conftest import OpenPage
@@ -36,8 +37,8 @@ QUESTIONS = (
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Its device and host each hold little more than one chat at its longest."""
     disk = tmp_path_factory.mktemp("disk")
-    size, window = ("11MiB", "448") if SCREENSHOTS else ("6MiB", "256")
-    tiers = ("--device-kv", size, "--host-kv", "5MiB", "--disk-kv", f"{disk}:64MiB")
+    size, window = (11, "448") if SCREENSHOTS else (6, "256")
+    tiers = ("--device-kv", kv_mib(size), "--host-kv", kv_mib(5), "--disk-kv", f"{disk}:{kv_mib(64)}")
     with running_server(*tiers, "--max-model-len", window, "--block-size", "16") as server:
         yield server
         report = server.wait_idle()
