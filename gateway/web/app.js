@@ -277,7 +277,7 @@ addEventListener("storage", (event) => {
     if (event.newValue !== null) return; // this tab knows more
     runs.drop(known);
   }
-  const chat = chats.changedElsewhere(event.key);
+  const chat = chats.changedElsewhere(event.key, event.newValue === null);
   if (chat === null) return;
   if (chat) watch(chat);
   else if (known === current) current = chats.create();

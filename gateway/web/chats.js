@@ -24,8 +24,7 @@ export class Chat {
 
   /** Become what was saved. Turns that were there before stay the same objects: whoever shows them goes on doing so. */
   take(saved) {
-    const turns = new Map((saved.turns ?? []).map((turn) => [turn.id, become(this.turns.get(turn.id), turn)]));
-    this.turns = turns;
+    this.turns = new Map((saved.turns ?? []).map((turn) => [turn.id, become(this.turns.get(turn.id), turn)]));
     this.title = saved.title ?? "";
     this.updatedAt = saved.updatedAt ?? Date.now();
     this.chosen = saved.chosen ?? {}; // turn that is shown, by parent
@@ -177,9 +176,10 @@ export class Chats {
     this.#note(this.toDelete.filter((id) => id !== responseId));
   }
 
-  /** Another tab changed an entry. Returns the chat, or undefined if it is gone; null if it was no chat. */
-  changedElsewhere(name) {
+  /** Another tab changed an entry, or removed it. Returns the chat, or undefined if it is gone; null if it was no chat. */
+  changedElsewhere(name, isRemoved) {
     if (!name?.startsWith(PREFIX)) return null;
+    if (isRemoved) storage()?.removeItem(name); // this tab may have saved it before it heard of that
     return this.load(name);
   }
 

@@ -335,6 +335,20 @@ def test_a_chat_deleted_in_one_tab_does_not_come_back_from_another(
     expect(other.connected().turns).to_have_count(0)
 
 
+def test_a_chat_saved_just_before_its_deletion_is_heard_of_does_not_come_back(
+    open_page: OpenPage, house: HouseThread
+) -> None:
+    chat, other = two_tabs(open_page, house)
+    other.page.evaluate(
+        "(name) => dispatchEvent(new StorageEvent('storage', { key: name, newValue: null }))",
+        f"tidegate.chat.{other.kept()[0]['id']}",
+    )
+    expect(other.turns).to_have_count(0)
+    expect(chat.turns).to_have_count(0)
+    other.page.wait_for_timeout(500)  # it saved four times a second
+    assert chat.kept() == []
+
+
 def press_slowly(page: Page, button: Locator) -> None:
     """As a hand does it: what is saved four times a second is saved between its going down and up."""
     button.hover()
