@@ -91,8 +91,8 @@ class TokenStream:
     """
 
     __slots__ = (
-        "_blocked_on", "_engine", "_fault", "_in_place", "_is_due", "_limits", "_loop", "_mailbox",
-        "_news", "_on_tokens", "_parts", "_pause_timer",  "_rounds", "request_id",
+        "_blocked_on", "_engine", "_in_place", "_is_due", "_limits", "_loop", "_mailbox", "_news",
+        "_on_tokens", "_parts", "_pause_timer", "_rounds", "request_id",
     )  # fmt: skip
 
     def __init__(
@@ -117,7 +117,6 @@ class TokenStream:
         self._rounds = Rounds() if rounds is None else rounds
         self._in_place: InPlace | None = None
         self._is_due = False
-        self._fault: Exception | None = None  # of whoever took something in place
         self._pause_timer: asyncio.TimerHandle | None = None
         self._blocked_on: asyncio.Timeout | None = None
 
@@ -171,7 +170,7 @@ class TokenStream:
         if in_place is not None and not self._engine.is_behind and self._is_clear(in_place):
             batch = None if self._news.is_set else self._mailbox.try_pass(delta)
             if batch is not None:
-                self._give(in_place, batch)
+                self._news.offer(in_place.take, batch)
                 return
         if self._is_due and not self._mailbox.has_room(delta):
             self._hand_over()  # it was kept waiting here, not by the client
@@ -208,25 +207,14 @@ class TokenStream:
         if self._in_place is None or not self._is_clear(self._in_place):
             self._news.set()
         else:
-            self._give(self._in_place, self._begun(self._mailbox.take()))
+            self._news.offer(self._in_place.take, self._begun(self._mailbox.take()))
 
     def _is_clear(self, in_place: InPlace) -> bool:
         try:
             return in_place.is_clear()
-        except Exception as error:  # which is for the task: the engine's other streams go on
-            self._fault = error
-            self._news.set()
-            return False
-
-    def _give(self, in_place: InPlace, batch: Batch) -> None:
-        try:
-            is_taken = in_place.take(batch)
         except Exception as error:
-            self._fault, is_taken = error, False
-        if is_taken:
-            self._news.note_taken()
-        else:
-            self._news.set()
+            self._news.fail(error)
+            return False
 
     def lose(self, error: EngineDeadError) -> None:
         """The engine died, and what it was generating with it."""
@@ -258,9 +246,6 @@ class TokenStream:
                 return None
         finally:
             self._in_place = None
-        if self._fault is not None:
-            fault, self._fault = self._fault, None
-            raise fault
         taken = self._mailbox.take()
         if self._mailbox.state is not MailboxState.ENDED:
             self._news.clear()

@@ -52,14 +52,13 @@ InPlace = Callable[[Sequence[Event]], bool]
 class _Follower:
     """Somebody who has taken all events up to ``position``."""
 
-    __slots__ = ("_fault", "_in_place", "_is_waiting", "news", "position")
+    __slots__ = ("_in_place", "_is_waiting", "news", "position")
 
     def __init__(self, position: int, in_place: InPlace | None) -> None:
         self.position = position
         self.news = News()
         self._in_place = in_place
         self._is_waiting = False
-        self._fault: Exception | None = None  # of what was called in place
 
     def tell(self, events: Sequence[Event]) -> None:
         """These are new."""
@@ -67,26 +66,18 @@ class _Follower:
             self.news.set()
             return
         is_next = events[0].sequence_number == self.position + 1 and not events[-1].is_last
-        try:
-            is_taken = is_next and self._in_place(events)
-        except Exception as error:
-            self._fault, is_taken = error, False
-        if is_taken:
-            self.position = events[-1].sequence_number
-            self.news.note_taken()
-        else:
+        if not is_next:
             self.news.set()
+        elif self.news.offer(self._in_place, events):
+            self.position = events[-1].sequence_number
 
     async def wait(self, timeout_s: float | None) -> bool:
         """For news; False if there were none for so long. Raises what ``in_place`` raised."""
         self._is_waiting = True
         try:
-            has_news = await self.news.come_within(timeout_s)
+            return await self.news.come_within(timeout_s)
         finally:
             self._is_waiting = False
-        if self._fault is not None:
-            raise self._fault
-        return has_news
 
 
 class ResponseRun:
