@@ -96,6 +96,13 @@ class AnswerFormat(Protocol):
     def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> bytes: ...
 
 
+def around_text(encode: Callable[[str], bytes]) -> tuple[bytes, bytes]:
+    """What ``encode`` puts before a text and behind it, whatever the text."""
+    blank = f"text {uuid.uuid4().hex}"  # which nothing else in it can be
+    before, after = encode(blank).split(_ENCODER.encode(blank))
+    return before, after
+
+
 class TextChunk:
     """An encoded chunk with a place for its text, which is all that changes from one to the next."""
 
@@ -103,8 +110,7 @@ class TextChunk:
 
     def __init__(self, encode: Callable[[str], bytes]) -> None:
         """``encode`` makes the chunk of a text; what it makes of one goes into all."""
-        blank = f"text {uuid.uuid4().hex}"  # which nothing else in it can be
-        self._before, self._after = encode(blank).split(_ENCODER.encode(blank))
+        self._before, self._after = around_text(encode)
 
     def of(self, text: str) -> bytes:
         return self._before + _ENCODER.encode(text) + self._after

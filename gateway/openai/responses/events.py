@@ -6,7 +6,6 @@ kind closes it. Every event is encoded once, whoever reads it how often.
 
 from __future__ import annotations
 
-import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, NamedTuple
@@ -15,7 +14,7 @@ import msgspec
 
 from gateway.answer import CallPiece, Piece, TokenEntry
 from gateway.detokenizer import TokenTable, printable
-from gateway.openai.answers import finite
+from gateway.openai.answers import around_text, finite
 from gateway.openai.notes import one_of
 from gateway.openai.responses.items import (
     FunctionCallItem,
@@ -135,9 +134,10 @@ class _TextDeltas:
     __slots__ = ("_after", "_before", "_between")
 
     def __init__(self, item_id: str, output_index: int) -> None:
-        blank = f"text {uuid.uuid4().hex}"  # which nothing else in it can be
-        event = TextDeltaEvent(sequence_number=0, item_id=item_id, output_index=output_index, delta=blank)
-        head, self._after = _ENCODER.encode(event).split(_ENCODER.encode(blank))
+        event = TextDeltaEvent(sequence_number=0, item_id=item_id, output_index=output_index, delta="")
+        head, self._after = around_text(
+            lambda text: _ENCODER.encode(msgspec.structs.replace(event, delta=text))
+        )
         name = b'"sequence_number":'
         self._before, self._between = head.split(name + b"0", 1)
         self._before += name
