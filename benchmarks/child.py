@@ -1,4 +1,4 @@
-"""A server in a process of its own: it reads one line, prints its port, and serves until its input ends."""
+"""Processes that end when their input does; among them servers that read one line and print their port."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,14 +18,24 @@ class Child:
 
 @contextlib.contextmanager
 def child(module: str, arguments: Sequence[str], line: bytes, patience_s: float) -> Iterator[Child]:
-    """Run until the scope ends; one that has not ended ``patience_s`` later is killed."""
-    command = [sys.executable, "-m", module, *arguments]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    """A server, until the scope ends; so ``module_process``."""
+    with module_process(module, arguments, patience_s) as process:
         assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(line + b"\n")
+        process.stdin.flush()
+        yield Child(int(process.stdout.readline()), process.pid)
+
+
+@contextlib.contextmanager
+def module_process(
+    module: str, arguments: Sequence[str], patience_s: float, **options: Any
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run it, with pipes, until the scope ends; one that has not ended ``patience_s`` later is killed."""
+    command, pipe = [sys.executable, "-m", module, *arguments], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, **options) as process:
+        assert process.stdin is not None
         try:
-            process.stdin.write(line + b"\n")
-            process.stdin.flush()
-            yield Child(int(process.stdout.readline()), process.pid)
+            yield process
         finally:
             process.stdin.close()
             try:

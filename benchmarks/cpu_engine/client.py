@@ -17,6 +17,7 @@ from collections.abc import Iterator
 import msgspec
 import uvloop
 
+from benchmarks.child import module_process
 from benchmarks.cpu_engine.asked import Load
 from benchmarks.cpu_engine.results import Seen
 from loadtest.drivers.target import Target
@@ -63,18 +64,8 @@ class Client:
 @contextlib.contextmanager
 def client() -> Iterator[Client]:
     """Runs until the scope ends. Ctrl-C is its owner's."""
-    command = [sys.executable, "-m", "benchmarks.cpu_engine.client"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True) as process:
-        assert process.stdin is not None
-        try:
-            yield Client(process)
-        finally:
-            process.stdin.close()
-            try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
+    with module_process("benchmarks.cpu_engine.client", (), _END_S, start_new_session=True) as process:
+        yield Client(process)
 
 
 class _Asker:

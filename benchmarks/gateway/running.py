@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from benchmarks.child import module_process
 from benchmarks.gateway.usage import children
 from benchmarks.servers import serving
 
@@ -58,16 +57,12 @@ def gateway(pace: Pace, num_streams: int) -> Iterator[Measured]:
 @contextlib.contextmanager
 def floor(pace: Pace) -> Iterator[Measured]:
     """The bare loop at the same pace."""
-    command = [sys.executable, "-m", "benchmarks.gateway.floor", str(pace.tokens_per_s), str(pace.phases)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            port = int(process.stdout.readline())
-            _share_cores(process.pid)
-            yield Measured(port, process.pid)
-        finally:
-            process.stdin.close()
-            process.wait(30)
+    arguments = (str(pace.tokens_per_s), str(pace.phases))
+    with module_process("benchmarks.gateway.floor", arguments, patience_s=30) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        _share_cores(process.pid)
+        yield Measured(port, process.pid)
 
 
 def _share_cores(measured: int, *others: int) -> None:
