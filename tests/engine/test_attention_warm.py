@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from engine.attention import cpu_decode, cpu_prompt, cpu_rotate
@@ -27,11 +28,9 @@ from engine.attention.cpu import CpuAttention
 from tests.support.paged_attention import make_batch
 
 bits = hashlib.sha256()
-for dtype in (torch.float32, torch.bfloat16):
-    batch = make_batch([(70, 1), (200, 1), (0, 70), (40, 33)], AttentionShape(6, 2, 64), dtype)
-    written = batch.run(CpuAttention(batch.pool, batch.shape, 2)), *batch.stored()
-    for tensor in written:
-        bits.update(tensor.contiguous().view(torch.uint8).numpy())
+batch = make_batch([(70, 1), (200, 1), (0, 70), (40, 33)], AttentionShape(6, 2, 64), torch.bfloat16)
+for tensor in (batch.run(CpuAttention(batch.pool, batch.shape, 2)), *batch.stored()):
+    bits.update(tensor.contiguous().view(torch.uint8).numpy())
 kernels = (cpu_rotate.rotate_and_store, cpu_prompt.attend, cpu_decode.decode)
 print(sum(sum(kernel.stats.cache_misses.values()) for kernel in kernels), bits.hexdigest())
 """
@@ -58,16 +57,17 @@ def test_it_runs_as_a_program() -> None:
     )
 
 
+@pytest.mark.timeout(600)  # the first start compiles, beside other tests
 def test_compiled_or_loaded_the_kernels_give_the_same_bits(tmp_path: Path) -> None:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     compiled, bits = start_engine(environment)
     loaded, bits_again = start_engine(environment)
-    assert (compiled, loaded) == ("6", "0")
+    assert (compiled, loaded) == ("3", "0")
     assert bits == bits_again
 
 
 def start_engine(environment: dict[str, str]) -> list[str]:
     return subprocess.run(
         [sys.executable, "-c", ENGINE],
-        cwd=ROOT, check=True, env=environment, timeout=240, capture_output=True, text=True,
+        cwd=ROOT, check=True, env=environment, timeout=480, capture_output=True, text=True,
     ).stdout.split()  # fmt: skip
