@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import interval_95, print_table, run_main, write_json
-from benchmarks.scripted_core import BLOCK_SIZE, TO_COME, ScriptedCore
+from benchmarks.standing_core import BLOCK_SIZE, TO_COME, StandingCore
 from engine.messages import EngineCommand, FromEngine
 from engine.reports import parts
 from engine.wire import encode_frame
@@ -47,7 +47,7 @@ class Bench:
         self.shape = shape
         self.stages: dict[str, list[float]] = {stage: [] for stage in STAGES}
         self.slowest: list[float] = []
-        self._engine = ScriptedCore(shape.running + 1, shape.context, clock=time.thread_time)
+        self._engine = StandingCore(shape.running + 1, shape.context, clock=time.thread_time)
         self._engine.run(shape.running)
         self._engine.add(shape.waiting, num_answers=2, num_tokens=64)  # there is a place for one of the two
         self._inbox: queue.Queue[EngineCommand] = queue.Queue()

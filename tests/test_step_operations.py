@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.scripted_core import BLOCK_SIZE, ScriptedCore
+from benchmarks.standing_core import BLOCK_SIZE, StandingCore
 from engine.messages import Grammar
 from engine.queues import RequestQueues
 from engine.request import SequenceGroup
@@ -20,19 +20,19 @@ from tiering.types import BlockId
 SHORT, LONG = 100, 10_004  # as far from the end of a block
 TENANTS = [f"tenant-{number}" for number in range(100)]
 CLASSES = range(-20, 20)
-Arrange = Callable[[ScriptedCore, int], object]
+Arrange = Callable[[StandingCore, int], object]
 
 
-def core(num_places: int, context: int = SHORT, **options: Any) -> ScriptedCore:
-    return ScriptedCore(num_places, context, clock=lambda: 0.0, **options)
+def core(num_places: int, context: int = SHORT, **options: Any) -> StandingCore:
+    return StandingCore(num_places, context, clock=lambda: 0.0, **options)
 
 
-def a_step(engine: ScriptedCore) -> Operations:
+def a_step(engine: StandingCore) -> Operations:
     engine.core.step()
     return count(engine.core, engine.core.step)
 
 
-def decoding(num_running: int, context: int = SHORT) -> ScriptedCore:
+def decoding(num_running: int, context: int = SHORT) -> StandingCore:
     engine = core(num_running, context)
     engine.run(num_running)
     return engine
@@ -118,23 +118,23 @@ def test_a_step_grows_linearly_with_those_that_it_admits() -> None:
 # ---- what waits ----------------------------------------------------------------------------------
 
 
-def _wait(engine: ScriptedCore, num_waiting: int, **options: Any) -> list[str]:
+def _wait(engine: StandingCore, num_waiting: int, **options: Any) -> list[str]:
     """They need two places, of which there is one."""
     return engine.add(num_waiting, num_answers=2, num_tokens=20, **options)
 
 
-def _pause(engine: ScriptedCore, num_waiting: int) -> None:
+def _pause(engine: StandingCore, num_waiting: int) -> None:
     for request_id in _wait(engine, num_waiting):
         engine.core.pause(request_id)
 
 
-def _park(engine: ScriptedCore, num_waiting: int) -> None:
+def _park(engine: StandingCore, num_waiting: int) -> None:
     for request_id in _wait(engine, num_waiting):
         engine.core.pause(request_id)
         engine.core.resume(request_id)
 
 
-def _swap_out(engine: ScriptedCore, num_waiting: int) -> None:
+def _swap_out(engine: StandingCore, num_waiting: int) -> None:
     for request_id in engine.add(num_waiting):
         engine.core.step()
         engine.core.pause(request_id)
@@ -144,7 +144,7 @@ def _swap_out(engine: ScriptedCore, num_waiting: int) -> None:
     assert engine.core.stats().num_swapped == num_waiting
 
 
-def _await_grammars(engine: ScriptedCore, num_waiting: int) -> None:
+def _await_grammars(engine: StandingCore, num_waiting: int) -> None:
     for request_id in engine.add(num_waiting, grammar=Grammar("regex", "[0-9]+"))[::2]:
         engine.core.pause(request_id)
 
@@ -180,7 +180,7 @@ def test_looking_whether_anybody_can_be_admitted_costs_less_than_a_sequence_that
     assert a_step(engine).total - alone.total < alone.total / 8
 
 
-def _lack_room(context: int, *, is_swapped: bool) -> tuple[ScriptedCore, list[BlockId]]:
+def _lack_room(context: int, *, is_swapped: bool) -> tuple[StandingCore, list[BlockId]]:
     """There is a place for the head of the line, and no block."""
     engine = core(5, context, host_blocks=1024)
     engine.run(4)

@@ -45,7 +45,7 @@ class Interruption(enum.Enum):
     STEERED = "steered"
 
 
-InPlace = Callable[[Sequence[Event]], bool]
+TakeEvents = Callable[[Sequence[Event]], bool]
 """Takes these events, if it can do so at once; False if the task that follows is to take them."""
 
 
@@ -54,7 +54,7 @@ class _Follower:
 
     __slots__ = ("_in_place", "_is_waiting", "news", "position")
 
-    def __init__(self, position: int, in_place: InPlace | None) -> None:
+    def __init__(self, position: int, in_place: TakeEvents | None) -> None:
         self.position = position
         self.news = News()
         self._in_place = in_place
@@ -162,7 +162,7 @@ class ResponseRun:
         self,
         starting_after: int = -1,
         keepalive_s: float | None = None,
-        in_place: InPlace | None = None,
+        in_place: TakeEvents | None = None,
     ) -> AsyncGenerator[Sequence[Event], None]:
         """Its events behind that number, in order, to the last; nothing at all after each ``keepalive_s``.
 

@@ -26,7 +26,7 @@ STEP_TOKENS = 16_384
 TO_COME = 1024  # tokens that a request may yet generate
 
 
-class ScriptedExecutor:
+class _Executor:
     """Says a sequence's place in the step for its next token, so that no two texts are the same."""
 
     def execute(self, plan: SchedulerOutput) -> StepOutput:
@@ -39,7 +39,7 @@ class ScriptedExecutor:
         )
 
 
-class ScriptedCore:
+class StandingCore:
     """A core in which ``num_places`` sequences of ``context`` tokens may run at once.
 
     ``host_blocks`` of 0 leaves the host tier out.
@@ -66,7 +66,7 @@ class ScriptedCore:
             self.scheduler,
             self.blocks,
             TransferEngine(dict.fromkeys((TransferKind.SWAP_OUT, TransferKind.SWAP_IN), mover), 1, clock),
-            ScriptedExecutor(),
+            _Executor(),
             max_model_len=window,
             vocab_size=2**31,
             clock=clock,
