@@ -60,16 +60,29 @@ class Parts:
     def packed_weights(
         self, config: ModelConfig, source: TensorSource, weights: LlamaWeights
     ) -> PackedWeights | None:
-        """What small steps read of ``source`` as it is quantized; None where they do as all others.
-
-        So they do with ``deterministic``: a result may not depend on a step's rows, and the two ways round
-        differently.
-        """
-        if self._is_gpu or self.config.deterministic:
+        """``source`` as it is quantized, for steps to read it so; None where they do not, or it is not."""
+        if self._is_gpu:
             return None
         from engine.loading.packed_weights import pack_weights
 
         return pack_weights(config, source, weights)
+
+    def most_packed_rows(self) -> int | None:
+        """Rows of the largest step that reads packed weights, where there are any. None: all steps do.
+
+        All do with ``deterministic``: a result may not depend on a step's rows, and torch rounds differently.
+        """
+        from engine.packed.llama import most_rows
+
+        return None if self.config.deterministic else most_rows()
+
+    def arithmetic(self, packed: PackedWeights | None, attention: AttentionBackend) -> str:
+        """Changes with anything that may change a bit of what ``deterministic`` computes, but for threads."""
+        if packed is None:
+            return attention.arithmetic
+        from engine.packed.llama import arithmetic, multiplies_bytes
+
+        return f"{arithmetic(multiplies_bytes(self.config.dtype))}, {attention.arithmetic}"
 
     def attention(self, pool: torch.Tensor, shape: AttentionShape) -> AttentionBackend:
         """Attention over ``pool``. Raises ConfigError if there is none that keeps ``--deterministic``."""
@@ -131,17 +144,22 @@ class Parts:
     def _cpu_runner(
         self, model: LlamaModel, packed: PackedWeights | None, pool: torch.Tensor, max_model_len: int
     ) -> Runner:
-        """By ``model``, or for small steps by the same model's quantized weights."""
+        """By ``model``, or by the same model's quantized weights, as far as ``most_packed_rows`` says."""
         decoder: Decoder = model
         lengths = [SHORTEST_PROMPT]
         if packed is not None:
-            from engine.packed.llama import MixedLlama, PackedLlama, most_rows
+            from engine.packed.llama import MixedLlama, PackedLlama, multiplies_bytes
 
-            max_rows = most_rows()
-            small = PackedLlama(packed, model, max_rows, self.hardware.threads)
-            decoder = MixedLlama(small, model, max_rows)
-            longest = min(max_model_len, len(pool) * self.config.block_size)
-            lengths.append(max(SHORTEST_PROMPT, min(max_rows + 1, longest)))  # for torch's first use, too
+            most = self.most_packed_rows()
+            max_rows = max(self.config.max_num_batched_tokens, SHORTEST_PROMPT) if most is None else most
+            of_bytes = multiplies_bytes(self.config.dtype)
+            decoder = by_packed = PackedLlama(
+                packed, model, max_rows, self.hardware.threads, of_bytes=of_bytes
+            )
+            if most is not None:
+                decoder = MixedLlama(by_packed, model, most)
+                longest = min(max_model_len, len(pool) * self.config.block_size)
+                lengths.append(max(SHORTEST_PROMPT, min(most + 1, longest)))  # for torch's first use, too
         runner = ModelRunner(decoder, pool, self.config.block_size)
         warm_up(runner, self.config.block_size, len(pool), lengths)
         return runner

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.attention.base import AttentionBackend, AttentionShape
+from engine.attention.base import AttentionShape
 from engine.config import ConfigError, EngineConfig, ModelConfig
 from engine.execution.hardware import (
     DeviceMemory,
@@ -69,6 +69,9 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> LoadedRunner:
     weights = load_weights(model, checkpoint.tensors, parts.ops(), hardware.device, on_progress)
     packed = parts.packed_weights(model, checkpoint.tensors, weights)
     looked_at = _LookedAt.once(weights)  # before the pool takes the memory that is left
+    if packed is not None and parts.most_packed_rows() is None:
+        weights = replace(weights, layers=())  # no step reads them
+        looked_at = replace(looked_at, num_bytes=sum(tensor.nbytes for tensor in weights.tensors()))
     window = _Window.fit(config, model, hardware)
     pool = allocate_device_pool(
         window.layout,
@@ -88,7 +91,15 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> LoadedRunner:
         _describe(hardware, memory, checkpoint, looked_at, packed, window, attention.name, tokenizer),
         pool,
         window.layout,
-        _fingerprint(config, model, looked_at, window.layout, hardware, attention),
+        _fingerprint(
+            config,
+            model,
+            looked_at,
+            window.layout,
+            hardware,
+            attention.name,
+            parts.arithmetic(packed, attention),
+        ),
     )
 
 
@@ -117,15 +128,15 @@ def _fingerprint(
     weights: _LookedAt,
     layout: KVLayout,
     hardware: Hardware,
-    attention: AttentionBackend,
+    backend: str,
+    arithmetic: str,
 ) -> bytes:
     """Of the weights as loaded, the model's shape, the KV's type and layout, and the way it is computed."""
     hasher = hashlib.blake2b(digest_size=FINGERPRINT_BYTES)
     is_exact = config.deterministic
     device = _device_name(hardware.device) if is_exact else hardware.device.type
     threads = hardware.threads if is_exact else None
-    backend = attention.arithmetic if is_exact else attention.name
-    path = (hardware.dtype, device, backend, is_exact, threads)
+    path = (hardware.dtype, device, arithmetic if is_exact else backend, is_exact, threads)
     hasher.update(repr((model, layout, path)).encode())
     for found in weights.checksums:
         hasher.update(found)

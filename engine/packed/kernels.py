@@ -40,9 +40,11 @@ def _times_tile(
             stats_at = stats.ctypes.data + (first + done) * step
             out_at = out.ctypes.data + done * out.strides[0]
             if rows == 8:
-                _product_8(x, bits, address, groups, x_at, x_step, stats_at, step, out_at)
+                if MAX_ROWS >= 8:  # known when this is compiled; what cannot be is not
+                    _product_8(x, bits, address, groups, x_at, x_step, stats_at, step, out_at)
             elif rows == 4:
-                _product_4(x, bits, address, groups, x_at, x_step, stats_at, step, out_at)
+                if MAX_ROWS >= 4:
+                    _product_4(x, bits, address, groups, x_at, x_step, stats_at, step, out_at)
             elif rows == 2:
                 _product_2(x, bits, address, groups, x_at, x_step, stats_at, step, out_at)
             else:

@@ -1,19 +1,21 @@
-"""The Llama family with quantized weights, for steps of few rows on a CPU.
+"""The Llama family with quantized weights, on a CPU: for steps of few rows, or for all.
 
 Runs on: step thread. A step of few rows is bound by how fast weights can be read, so it reads them as they
 are stored, four or eight bits each. What torch would do in some three hundred calls, each with a result to
 allocate, is three calls of compiled code a layer here, into arrays that are made once. For more rows torch's
-products are faster, of weights in the model's dtype: ``MixedLlama`` takes either, step by step.
+products, of weights in the model's dtype, may be faster: ``MixedLlama`` takes either, step by step.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.compiled.jit import sources_digest
 from engine.models.llama import LlamaModel, ModelInput
 from engine.packed import kernels
 from engine.packed.layout import GROUP
@@ -21,18 +23,26 @@ from engine.packed.products import has_byte_products, has_wide_registers
 from engine.packed.weights import Floats, PackedWeights
 
 
-def multiplies_bytes(dtype: torch.dtype) -> bool:
-    """Whether a model in ``dtype`` has its products of bytes: who asks for float32 gets no less."""
-    return dtype is torch.bfloat16 and has_byte_products()
+def multiplies_bytes(dtype: str) -> bool:
+    """Whether products are of bytes, if ``dtype`` was asked for: who wants float32 gets no less."""
+    return dtype != "float32" and has_byte_products()
 
 
-def most_rows() -> int:
-    """Rows of a step beyond which torch's products are no slower.
+def most_rows() -> int | None:
+    """Rows of a step beyond which torch's products are faster. None: they never are.
 
-    By trials on two cores of an AMD Zen 5, at 128 rows torch took 1.2 times as long in bfloat16 and 1.8 times
-    in float32. Where registers are narrower nothing was tried.
+    By trials. On two cores of an AMD Zen 5, at 128 rows torch took 1.2 times as long in bfloat16 and 1.8
+    times in float32. On a Zen 3, which has AVX2 and no bfloat16, at 512 rows its float32 took 1.8 times as
+    long as products of bytes with weights of four bits, and as long with eight. Lesser were not tried.
     """
-    return 128 if has_wide_registers() else 8
+    if has_wide_registers():
+        return 128
+    return None if has_byte_products() else 8
+
+
+def arithmetic(of_bytes: bool) -> str:
+    """Changes with anything that may change a bit of a result."""
+    return f"packed {'bytes' if of_bytes else 'floats'} {sources_digest(Path(__file__).parent)}"
 
 
 class _Room:
@@ -49,16 +59,12 @@ class _Room:
 class PackedLlama:
     """Rows in, logits out, for at most ``max_rows`` rows, in ``threads`` parts.
 
-    Embedding, RoPE and attention are those of ``plain``, which has the same weights, and so is a head that is
-    not packed.
+    Embedding, RoPE and attention are those of ``plain``, which has the same weights but need have no layers,
+    and so is a head that is not packed. ``of_bytes``: products are of rows rounded to bytes.
     """
 
     def __init__(
-        self,
-        weights: PackedWeights,
-        plain: LlamaModel,
-        max_rows: int,
-        threads: int,
+        self, weights: PackedWeights, plain: LlamaModel, max_rows: int, threads: int, *, of_bytes: bool
     ) -> None:
         self._weights = weights
         self._plain = plain
@@ -66,8 +72,9 @@ class PackedLlama:
         self._rope = plain.rope
         self._attention = plain.attention
         self._threads = threads
+        self.vocab_size = plain.vocab_size
         self._eps = np.float32(weights.eps)
-        dtype = np.int8 if multiplies_bytes(self._embedding.dtype) else np.float32
+        dtype = np.int8 if of_bytes else np.float32
         self._narrow = _Room(max_rows, weights.qkv.num_inputs, dtype)
         self._attended = _Room(max_rows, weights.output.num_inputs, dtype)
         self._wide = _Room(max_rows, weights.down.num_inputs, dtype)
@@ -90,7 +97,7 @@ class PackedLlama:
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """Logits ``[R, V]`` float32 of rows ``[R, H]`` of the hidden state."""
         weights, head = self._weights, self._weights.lm_head
-        if head is None:
+        if head is None or not len(rows):
             return self._plain.logits(rows)
         logits = torch.empty((len(rows), head.num_outputs))
         kernels.project_normed(
@@ -140,4 +147,4 @@ class MixedLlama:
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """Logits ``[R, V]`` float32 of rows ``[R, H]`` of the hidden state."""
-        return self._packed.logits(rows) if 0 < len(rows) <= self._max_rows else self._plain.logits(rows)
+        return (self._packed if len(rows) <= self._max_rows else self._plain).logits(rows)

@@ -3,8 +3,9 @@
 A product is of a tile and a block of rows, all of whose sums are in registers. Tile and rows are read group
 by group of inputs, so a row's sums have one order, whatever its neighbours are. There are two kinds:
 
-- *Of bytes*, which need a CPU that multiplies four pairs of them at once (``has_byte_products``). Rows come
-  as signed bytes with a scale a group; sums within a group are exact.
+- *Of bytes*, which need a CPU with instructions for them (``has_byte_products``): one that sums four products
+  at once, or two into 16 bits. Rows come as signed bytes with a scale a group; sums within a group are exact,
+  so both give the same.
 - *Of float32*, for any CPU. Weights are not shifted into place: masked where it stands, the one at place
   ``i`` of a word reads as ``q * 2**(bits * i)``, and its input was divided by that power
   (``layout.scales_of_inputs``). Both are exact, so is the product, and a shift is saved for each.
@@ -28,15 +29,23 @@ from engine.packed.layout import GROUP, LANES, PANELS, TILE, input_of
 _WORD, _LONG, _FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _WORDS, _FLOATS = ir.VectorType(_WORD, LANES), ir.VectorType(_FLOAT, LANES)
 _HALVES = ir.VectorType(ir.IntType(16), LANES)
+_PAIRS = ir.VectorType(ir.IntType(16), 2 * LANES)
 _WORD_BYTES, _SCALE_BYTES = 4 * LANES, 2 * LANES  # of a panel
 _LOW_NIBBLES = 0x0F0F0F0F
 _HALF_TO_FLOAT = 2.0**112  # what is between the exponents' biases of float16 and float32
 
 
+def _has(context: Any, feature: str) -> bool:
+    return f"+{feature}" in context.codegen().magic_tuple()[2].split(",")
+
+
 def has_byte_products() -> bool:
-    """Whether the CPU that kernels are compiled for multiplies and sums four pairs of bytes at once."""
-    _, _, features = cpu_target.target_context.codegen().magic_tuple()
-    return "+avx512vnni" in features.split(",")
+    """Whether the CPU that kernels are compiled for multiplies and sums pairs of bytes.
+
+    AVX-512 without VNNI does, but not in the vectors that all else is in there.
+    """
+    context = cpu_target.target_context
+    return _has(context, "avx512vnni") or (_has(context, "avx2") and not lanes_are_wide(context))
 
 
 def has_wide_registers() -> bool:
@@ -49,6 +58,7 @@ class _Emitter:
 
     def __init__(self, context: Any, builder: Any) -> None:
         self._builder = builder
+        self._widens_halves = _has(context, "f16c")
         self._fma = None
         if has_fma(context):
             signature = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
@@ -69,6 +79,28 @@ class _Emitter:
         name = "llvm.x86.avx512.vpdpbusd.512"
         function = cgutils.get_or_insert_function(self._builder.module, signature, name)
         return self._builder.call(function, [total, unsigned, signed])
+
+    def pair_products(self, unsigned: Any, signed: Any) -> Any:
+        """The sum of two products of neighbouring bytes, for each two; it must fit in 16 bits."""
+        return self._by_halves("llvm.x86.avx2.pmadd.ub.sw", unsigned, signed, 8, 16)
+
+    def sums_of_pairs(self, pairs: Any, factor: int) -> Any:
+        """``factor`` times the sum of two neighbouring numbers of 16 bits, in each lane."""
+        factors = ir.Constant(_PAIRS, [factor] * 2 * LANES)
+        return self._by_halves("llvm.x86.avx2.pmadd.wd", pairs, factors, 16, 32)
+
+    def _by_halves(self, name: str, a: Any, b: Any, bits: int, result_bits: int) -> Any:
+        """An instruction for 256 bits, from vectors of numbers of ``bits`` to one of ``result_bits``."""
+        builder, num_bits = self._builder, 32 * LANES
+        whole, half = (ir.VectorType(ir.IntType(bits), num_bits // bits // parts) for parts in (1, 2))
+        result = ir.VectorType(ir.IntType(result_bits), half.count * bits // result_bits)
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, [half, half]), name)
+        a, b = (builder.bitcast(value, whole) for value in (a, b))
+        parts = []
+        for start in (0, half.count):
+            places = _places(range(start, start + half.count))
+            parts.append(builder.call(function, [builder.shuffle_vector(v, v, places) for v in (a, b)]))
+        return builder.shuffle_vector(*parts, _places(range(2 * result.count)))
 
     def address(self, base: Any, *steps: tuple[Any, int]) -> Any:
         """``base`` plus each index times its stride, in bytes."""
@@ -97,6 +129,8 @@ class _Emitter:
     def widened(self, halves: Any) -> Any:
         """float16 as float32, for numbers that are finite; some CPUs have no instruction for it."""
         builder = self._builder
+        if self._widens_halves:
+            return builder.fpext(builder.bitcast(halves, ir.VectorType(ir.HalfType(), LANES)), _FLOATS)
         bits = builder.zext(halves, _WORDS)
         magnitude = builder.shl(builder.and_(bits, constants(0x7FFF)), constants(13))
         sign = builder.shl(builder.and_(bits, constants(0x8000)), constants(16))
@@ -149,7 +183,7 @@ class _Product(ABC):
 
     def _clear(self, sums: dict[tuple[int, int], Any], kind: Any) -> None:
         for place in sums.values():
-            self._builder.store(ir.Constant(kind, [0] * LANES), place)
+            self._builder.store(ir.Constant(kind, None), place)
 
     def _add_group(self, base: Any, inputs: Sequence[Any]) -> None:
         with cgutils.for_range(self._builder, ir.Constant(_LONG, self._bits), intp=_LONG) as loop:
@@ -216,29 +250,68 @@ class _FloatProduct(_Product):
 
 
 class _ByteProduct(_Product):
+    """Of four bytes at a time."""
+
     partial_type = _WORDS
     input_bytes = 1
 
     def _add_words(self, words: Sequence[Any], inputs: Sequence[Any]) -> None:
         for half in range(8 // self._bits):  # weights of four bits are half a group apart in a byte
-            weights = [self._weights(part, half) for part in words]
+            weights = words if self._bits == 8 else [self._nibbles(part, half) for part in words]
             for row, start in enumerate(inputs):
-                at = self._emit.address(start, (half, GROUP // 2))
-                four = self._builder.bitcast(self._emit.broadcast(at), _WORDS)
+                four = self._four(start, half)
                 for panel, weight in enumerate(weights):
                     cell = self._partial[row, panel]
                     added = self._emit.add_byte_products(weight, four, self._builder.load(cell))
                     self._builder.store(added, cell)
 
-    def _weights(self, words: Any, half: int) -> Any:
-        if self._bits == 8:
-            return words
+    def _four(self, start: Any, half: int) -> Any:
+        """Four inputs, in every lane."""
+        at = self._emit.address(start, (half, GROUP // 2))
+        return self._builder.bitcast(self._emit.broadcast(at), _WORDS)
+
+    def _nibbles(self, words: Any, half: int) -> Any:
         shifted = self._builder.lshr(words, constants(4)) if half else words
         return self._builder.and_(shifted, constants(_LOW_NIBBLES))
 
     def _add_scaled(self, partial: Any, scale: Any, stat: Any, total: Any) -> Any:
         sums = self._builder.fmul(self._builder.sitofp(partial, _FLOATS), scale)
         return self._emit.multiply_add(sums, self._emit.broadcast(stat), total)
+
+
+class _PairProduct(_ByteProduct):
+    """Of two bytes at a time, always by four bits of a weight: with eight the sum of two may not fit.
+
+    The eight sums that a group of four-bit weights has for one place of a vector do fit, together, in 16
+    bits: 8 * 2 * 15 * 127 is 30,480. Of eight-bit weights both halves are summed in 32 bits, the upper
+    times 16.
+    """
+
+    def __init__(self, context: Any, builder: Any, bits: int, num_rows: int) -> None:
+        self.partial_type = _PAIRS if bits == 4 else _WORDS
+        super().__init__(context, builder, bits, num_rows)
+
+    def _add_words(self, words: Sequence[Any], inputs: Sequence[Any]) -> None:
+        for half in range(2):
+            weights = [self._nibbles(part, half) for part in words]
+            for row, start in enumerate(inputs):
+                four = self._four(start, half if self._bits == 4 else 0)
+                for panel, weight in enumerate(weights):
+                    added = self._emit.pair_products(weight, four)
+                    if self._bits == 8:
+                        added = self._emit.sums_of_pairs(added, 16**half)
+                    cell = self._partial[row, panel]
+                    self._builder.store(self._builder.add(self._builder.load(cell), added), cell)
+
+    def _add_scaled(self, partial: Any, scale: Any, stat: Any, total: Any) -> Any:
+        sums = self._emit.sums_of_pairs(partial, 1) if self._bits == 4 else partial
+        return super()._add_scaled(sums, scale, stat, total)
+
+
+def _kind_of(context: Any, rows: Any) -> type[_Product]:
+    if rows.dtype is not types.int8:
+        return _FloatProduct
+    return _ByteProduct if _has(context, "avx512vnni") else _PairProduct
 
 
 def product_of(num_rows: int) -> Any:
@@ -254,9 +327,8 @@ def product_of(num_rows: int) -> Any:
     def product(
         _: Any, rows: Any, bits: Any, tile: Any, groups: Any, x: Any, xs: Any, stats: Any, ss: Any, out: Any
     ) -> Any:
-        kind = _ByteProduct if rows.dtype is types.int8 else _FloatProduct
-
         def emit(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            kind = _kind_of(context, rows)
             is_4 = builder.icmp_unsigned("==", values[1], ir.Constant(_LONG, 4))
             with builder.if_else(is_4) as branches:
                 for width, branch in zip((4, 8), branches, strict=True):

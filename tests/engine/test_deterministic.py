@@ -1,4 +1,4 @@
-"""Deterministic mode is phase- and batch-invariant, bit for bit: per operation, and over a whole model.
+"""Deterministic mode by torch is phase- and batch-invariant, bit for bit: by operation, and by whole models.
 
 A row's result may depend on the row alone: not on how many rows there are, where it stands among them,
 what they are, or how a prompt was cut into chunks.
@@ -18,7 +18,6 @@ from engine.execution.batch import build_model_input
 from engine.loading.checkpoint import open_checkpoint
 from engine.models.layers import RowTiledLinear, TorchLinear, TorchNorm, TorchOps, silu_and_mul
 from engine.schedule import ScheduledChunk, SchedulerOutput
-from tests.support import reference
 from tests.support.tiny_models import CPU, Loaded, make_model, random_tokens
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -86,13 +85,9 @@ def deterministic(path: Path, dtype: torch.dtype) -> Loaded:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", ["tiny", "built-in"])
-def test_logits_and_kv_are_the_same_for_every_cut_of_a_prompt(
-    kind: str, dtype: torch.dtype, tmp_path: Path
-) -> None:
-    if kind == "tiny":
-        make_model(attention_bias=True).save_pretrained(tmp_path)
-    loaded = deterministic(tmp_path if kind == "tiny" else reference.builtin_gguf(), dtype)
+def test_logits_and_kv_are_the_same_for_every_cut_of_a_prompt(dtype: torch.dtype, tmp_path: Path) -> None:
+    make_model(attention_bias=True).save_pretrained(tmp_path)
+    loaded = deterministic(tmp_path, dtype)
     tokens = random_tokens(83)
     expected = loaded.logits(tokens)
     kv = loaded.pool.clone()

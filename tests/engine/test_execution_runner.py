@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.attention import cpu_prompt, cpu_rotate
 from engine.config import ConfigError, EngineConfig, MemorySize
 from engine.execution import hardware
 from engine.execution.runner import LoadedRunner, load_runner
 from engine.messages import SamplingParams
+from engine.packed.products import has_byte_products
 from engine.schedule import SampleSpec, ScheduledChunk, SchedulerOutput
 from tests.support.tiny_models import make_model, oracle_greedy, random_tokens
 from tests.support.tiny_tokenizers import byte_level, save
@@ -31,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def load(model: Path, tokens: int = WINDOW, **settings: object) -> LoadedRunner:
+def load(model: Path | str, tokens: int = WINDOW, **settings: object) -> LoadedRunner:
     fields = {
         "dtype": "float32",
         "device": "cpu",
@@ -177,6 +179,43 @@ def test_another_block_size(model: Path) -> None:
     output = loaded.runner.execute(plan(("a", PROMPT, 0, (9, 3), ask(40))))
     expected = oracle_greedy(make_model(max_position_embeddings=WINDOW), PROMPT, 1)
     assert output.samples[0].tokens[0].token_id == expected[0]
+
+
+# ---- quantized weights -----------------------------------------------------------------------------
+
+
+def load_builtin(dtype: str) -> LoadedRunner:
+    pool = MemorySize(num_bytes=32 * 2**20)
+    return load("", device_kv=pool, max_model_len=256, dtype=dtype, deterministic=True, threads=1)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_deterministic_steps_of_any_size_read_quantized_weights(dtype: str) -> None:
+    loaded, tokens, blocks = load_builtin(dtype), random_tokens(150), tuple(range(10))
+    dense_bytes = loaded.info.num_parameters * loaded.pool.dtype.itemsize
+    assert loaded.info.weight_bytes < dense_bytes, "layers are in memory once"
+
+    def first_token(sizes: Sequence[int]) -> tuple[object, torch.Tensor]:
+        loaded.pool.fill_(0.0)
+        start = 0
+        for size in sizes:
+            end = start + size
+            spec = ask(end, logprobs=5) if end == len(tokens) else None
+            output = loaded.runner.execute(plan(("a", tokens[start:end], start, blocks, spec)))
+            start = end
+        return output.samples, loaded.pool.clone()
+
+    whole, kv = first_token([150])
+    for sizes in ([1] * 150, [16, 100, 1, 33]):
+        found, found_kv = first_token(sizes)
+        assert found == whole
+        assert torch.equal(found_kv, kv)
+
+
+def test_the_fingerprint_of_an_exact_engine_tells_products_apart() -> None:
+    auto, float32 = (load_builtin(dtype).fingerprint for dtype in ("auto", "float32"))
+    assert auto == load_builtin("auto").fingerprint
+    assert (auto != float32) == has_byte_products()
 
 
 # ---- the rest --------------------------------------------------------------------------------------

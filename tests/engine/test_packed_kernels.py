@@ -107,6 +107,16 @@ def test_every_weight_meets_its_input(kind: Kind, bits: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_the_largest_sums_of_a_group_are_whole(kind: Kind, bits: int, sign: int) -> None:
+    matrix = random_matrix(bits, 40, GROUP)
+    matrix.words[:], matrix.scales[:], matrix.minima[:] = 2**32 - 1, 1, 0
+    found = product(matrix, np.full((3, GROUP), sign * 127, np.float32), kind)
+    np.testing.assert_array_equal(found, sign * 127 * GROUP * (2**bits - 1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bits", [4, 8])
 def test_a_row_depends_neither_on_its_neighbours_nor_on_threads(kind: Kind, bits: int) -> None:
     matrix, rows = random_matrix(bits, 71, 3 * GROUP), rows_of(17, 3 * GROUP)
     together = product(matrix, rows, kind, lanes=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,10 @@ from gguf import GGMLQuantizationType as Type
 from engine.execution.batch import build_model_input
 from engine.loading.checkpoint import Checkpoint, open_checkpoint
 from engine.loading.packed_weights import pack_weights
-from engine.models.llama import Decoder
+from engine.models.llama import Decoder, LlamaModel
 from engine.packed.llama import MixedLlama, PackedLlama
 from engine.schedule import SchedulerOutput
-from tests.support.packed_matrices import write_quantized
+from tests.support.packed_matrices import OF_BYTES, write_quantized
 from tests.support.tiny_models import CPU, Loaded, make_model, random_tokens
 
 USUAL = {"": Type.Q4_1, "token_embd.weight": Type.Q8_0}
@@ -28,10 +29,12 @@ def checkpoint(path: Path, kinds: dict[str, Type], **changes: object) -> Checkpo
     return open_checkpoint(str(write_quantized(path / "m.gguf", make_model(**changes), kinds)), "auto", 0)
 
 
-def packed_model(opened: Checkpoint, loaded: Loaded, threads: int = 1) -> PackedLlama:
+def packed_model(
+    opened: Checkpoint, loaded: Loaded, threads: int = 1, *, of_bytes: bool = False
+) -> PackedLlama:
     weights = pack_weights(opened.config, opened.tensors, loaded.weights)
     assert weights is not None
-    return PackedLlama(weights, loaded.model, MAX_ROWS, threads)
+    return PackedLlama(weights, loaded.model, MAX_ROWS, threads, of_bytes=of_bytes)
 
 
 def logits(loaded: Loaded, model: Decoder, tokens: list[int], sizes: list[int]) -> torch.Tensor:
@@ -68,13 +71,31 @@ def test_logits_are_those_of_torch(
     torch.testing.assert_close(found, exact, rtol=0, atol=2e-5 * float(exact.abs().max()))
 
 
-def test_a_row_is_the_same_however_the_prompt_was_chunked(tmp_path: Path) -> None:
+@pytest.mark.parametrize("of_bytes", OF_BYTES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_is_the_same_however_the_prompt_was_chunked(
+    tmp_path: Path, dtype: torch.dtype, of_bytes: bool
+) -> None:
+    """What ``--deterministic`` rests on."""
     opened = checkpoint(tmp_path, USUAL)
-    loaded = Loaded(opened)
-    model, tokens = packed_model(opened, loaded), random_tokens(24)
+    loaded = Loaded(opened, dtype)
+    model, tokens = packed_model(opened, loaded, of_bytes=of_bytes), random_tokens(24)
     whole = logits(loaded, model, tokens, [12, 12])
     assert torch.equal(whole, logits(loaded, model, tokens, [1] * 24))
     assert torch.equal(whole, logits(loaded, model, tokens, [5, 7, 3, 9]))
+
+
+def test_it_needs_no_layers_but_its_own(tmp_path: Path) -> None:
+    opened = checkpoint(tmp_path, USUAL)
+    loaded = Loaded(opened)
+    tokens, model = random_tokens(12), loaded.model
+    expected = logits(loaded, packed_model(opened, loaded), tokens, [12])
+    packed = pack_weights(opened.config, opened.tensors, loaded.weights)
+    assert packed is not None
+    bare = LlamaModel(dataclasses.replace(loaded.weights, layers=()), model.rope, model.attention)
+    alone = PackedLlama(packed, bare, MAX_ROWS, 1, of_bytes=False)
+    assert torch.equal(logits(loaded, alone, tokens, [12]), expected)
+    assert alone.logits(torch.empty(0, 64)).shape == (0, alone.vocab_size)
 
 
 def test_a_mixed_model_takes_torch_for_more_rows(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +16,8 @@ from engine.loading.checkpoint import open_checkpoint
 from engine.loading.packed_weights import pack_weights
 from engine.packed import kernels
 from engine.packed.llama import MixedLlama, PackedLlama
-from engine.packed.products import has_byte_products
 from engine.packed.warm import warm_packed_kernels
-from tests.support.packed_matrices import write_quantized
+from tests.support.packed_matrices import OF_BYTES, write_quantized
 from tests.support.tiny_models import Loaded, make_model, random_tokens
 
 ROOT = Path(__file__).parent.parent.parent
@@ -34,15 +34,15 @@ print(sum(kernels.add_mlp.stats.cache_misses.values()))
 def test_nothing_is_left_to_compile_for_a_model(tmp_path: Path) -> None:
     warm_packed_kernels()
     compiled = [len(kernel.signatures) for kernel in KERNELS]
-    assert compiled == [2 if has_byte_products() else 1] * 3
+    assert compiled == [len(OF_BYTES)] * 3
     for kind in (Type.Q4_1, Type.Q8_0):
         path = write_quantized(tmp_path / f"{kind.name}.gguf", make_model(), {"": kind})
         opened = open_checkpoint(str(path), "auto", 0)
-        for dtype in (torch.float32, torch.bfloat16):
+        for dtype, of_bytes in itertools.product((torch.float32, torch.bfloat16), OF_BYTES):
             loaded = Loaded(opened, dtype)
             weights = pack_weights(opened.config, opened.tensors, loaded.weights)
             assert weights is not None
-            packed = PackedLlama(weights, loaded.model, 8, threads=2)
+            packed = PackedLlama(weights, loaded.model, 8, threads=2, of_bytes=of_bytes)
             loaded.runner = ModelRunner(MixedLlama(packed, loaded.model, 8), loaded.pool, loaded.block_size)
             assert len(loaded.greedy(random_tokens(9), 3, chunk=4)) == 3
     assert [len(kernel.signatures) for kernel in KERNELS] == compiled

@@ -11,7 +11,10 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType
 
 from engine.packed.layout import GROUP, QuantizedMatrix
+from engine.packed.products import has_byte_products
 from tests.support.gguf_files import gguf_parts
+
+OF_BYTES = [False, True] if has_byte_products() else [False]  # the kinds of products that this CPU has
 
 
 def random_matrix(bits: int, num_outputs: int, num_inputs: int, seed: int = 0) -> QuantizedMatrix:
