@@ -78,7 +78,9 @@ _ENGINE_OPTIONS = (
     click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
                  help="Where to run; auto takes the GPU if there is one."),
     click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto",
-                 show_default=True, help="Type of weights and KV; auto takes bfloat16 where it is native."),
+                 show_default=True,
+                 help="Type of weights and KV; auto takes bfloat16 where it is native. float32, if given,"
+                      " rounds no input of a product."),
     click.option("--load-format", type=click.Choice(["auto", "dummy"]), default="auto", show_default=True,
                  help="dummy makes seeded random weights for the model's config, for benchmarks."),
     click.option("--max-model-len", type=_POSITIVE,
