@@ -329,7 +329,7 @@ def test_beam_search_over_http(client: OpenAI, model: str) -> None:
 
 def test_several_prompts_at_once(client: OpenAI, model: str) -> None:
     prompts = ["The capital of France is", "Two plus two is", "The sky is"]
-    options = {"model": model, "temperature": 0, "max_tokens": 6}
+    options = {"model": model, "temperature": 0, "max_tokens": 6, "extra_body": {"ignore_eos": True}}
     together = client.completions.create(**options, prompt=prompts)  # type: ignore[call-overload]
     assert [choice.index for choice in together.choices] == [0, 1, 2]
     assert "Paris" in together.choices[0].text
