@@ -83,10 +83,15 @@ def has_fma(context: Any) -> bool:
 
     Without, LLVM would call the C library for each.
     """
-    triple, _, features = context.codegen().magic_tuple()
-    return not triple.startswith("x86") or "+fma" in features.split(",")
+    triple, _, _ = context.codegen().magic_tuple()
+    return not triple.startswith("x86") or has_feature(context, "fma")
 
 
 def has_wide_registers(context: Any) -> bool:
     """Whether the CPU that ``context`` compiles for has 32 vector registers of 512 bits."""
-    return "+avx512f" in context.codegen().magic_tuple()[2].split(",")
+    return has_feature(context, "avx512f")
+
+
+def has_feature(context: Any, name: str) -> bool:
+    """Whether the CPU that ``context`` compiles for has what LLVM calls by that name."""
+    return f"+{name}" in context.codegen().magic_tuple()[2].split(",")

@@ -86,20 +86,13 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> LoadedRunner:
         LlamaModel(weights, rope, attention), packed, pool, window.max_model_len, on_progress
     )
     window = replace(window, notes=(*window.notes, *notes))
+    way = parts.arithmetic(packed, attention) if config.deterministic else attention.name
     return LoadedRunner(
         runner,
         _describe(hardware, memory, checkpoint, looked_at, packed, window, attention.name, tokenizer),
         pool,
         window.layout,
-        _fingerprint(
-            config,
-            model,
-            looked_at,
-            window.layout,
-            hardware,
-            attention.name,
-            parts.arithmetic(packed, attention),
-        ),
+        _fingerprint(config, model, looked_at, window.layout, hardware, way),
     )
 
 
@@ -128,15 +121,14 @@ def _fingerprint(
     weights: _LookedAt,
     layout: KVLayout,
     hardware: Hardware,
-    backend: str,
-    arithmetic: str,
+    way: str,
 ) -> bytes:
     """Of the weights as loaded, the model's shape, the KV's type and layout, and the way it is computed."""
     hasher = hashlib.blake2b(digest_size=FINGERPRINT_BYTES)
     is_exact = config.deterministic
     device = _device_name(hardware.device) if is_exact else hardware.device.type
     threads = hardware.threads if is_exact else None
-    path = (hardware.dtype, device, arithmetic if is_exact else backend, is_exact, threads)
+    path = (hardware.dtype, device, way, is_exact, threads)
     hasher.update(repr((model, layout, path)).encode())
     for found in weights.checksums:
         hasher.update(found)

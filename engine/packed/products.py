@@ -22,7 +22,7 @@ from numba import types
 from numba.core import cgutils
 from numba.core.registry import cpu_target
 
-from engine.compiled.jit import has_fma, intrinsic
+from engine.compiled.jit import has_feature, has_fma, intrinsic
 from engine.compiled.jit import has_wide_registers as lanes_are_wide
 from engine.packed.layout import GROUP, LANES, PANELS, TILE, input_of
 
@@ -35,17 +35,14 @@ _LOW_NIBBLES = 0x0F0F0F0F
 _HALF_TO_FLOAT = 2.0**112  # what is between the exponents' biases of float16 and float32
 
 
-def _has(context: Any, feature: str) -> bool:
-    return f"+{feature}" in context.codegen().magic_tuple()[2].split(",")
-
-
 def has_byte_products() -> bool:
     """Whether the CPU that kernels are compiled for multiplies and sums pairs of bytes.
 
     AVX-512 without VNNI does, but not in the vectors that all else is in there.
     """
     context = cpu_target.target_context
-    return _has(context, "avx512vnni") or (_has(context, "avx2") and not lanes_are_wide(context))
+    has_pairs = has_feature(context, "avx2") and not lanes_are_wide(context)
+    return has_pairs or has_feature(context, "avx512vnni")
 
 
 def has_wide_registers() -> bool:
@@ -58,7 +55,7 @@ class _Emitter:
 
     def __init__(self, context: Any, builder: Any) -> None:
         self._builder = builder
-        self._widens_halves = _has(context, "f16c")
+        self._widens_halves = has_feature(context, "f16c")
         self._fma = None
         if has_fma(context):
             signature = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
@@ -311,7 +308,7 @@ class _PairProduct(_ByteProduct):
 def _kind_of(context: Any, rows: Any) -> type[_Product]:
     if rows.dtype is not types.int8:
         return _FloatProduct
-    return _ByteProduct if _has(context, "avx512vnni") else _PairProduct
+    return _ByteProduct if has_feature(context, "avx512vnni") else _PairProduct
 
 
 def product_of(num_rows: int) -> Any:
