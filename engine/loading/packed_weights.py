@@ -36,7 +36,7 @@ def pack_weights(config: ModelConfig, source: TensorSource, weights: LlamaWeight
     try:
         return _Packer(config, source, weights).pack()
     except _NotQuantizedError as error:
-        logger.info("small steps take the weights in the model's dtype: %s", error)
+        logger.info("all steps take the weights in the model's dtype: %s", error)
         return None
 
 

@@ -18,6 +18,7 @@ from engine.execution.batch import build_model_input
 from engine.loading.checkpoint import open_checkpoint
 from engine.models.layers import RowTiledLinear, TorchLinear, TorchNorm, TorchOps, silu_and_mul
 from engine.schedule import ScheduledChunk, SchedulerOutput
+from tests.support import reference
 from tests.support.tiny_models import CPU, Loaded, make_model, random_tokens
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -84,10 +85,15 @@ def deterministic(path: Path, dtype: torch.dtype) -> Loaded:
     return Loaded(open_checkpoint(str(path), "auto", 0), dtype, deterministic=True)
 
 
+@pytest.mark.timeout(600)  # the built-in model, beside other tests, on a CPU without bfloat16
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_logits_and_kv_are_the_same_for_every_cut_of_a_prompt(dtype: torch.dtype, tmp_path: Path) -> None:
-    make_model(attention_bias=True).save_pretrained(tmp_path)
-    loaded = deterministic(tmp_path, dtype)
+@pytest.mark.parametrize("kind", ["tiny", "built-in"])
+def test_logits_and_kv_are_the_same_for_every_cut_of_a_prompt(
+    kind: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    if kind == "tiny":
+        make_model(attention_bias=True).save_pretrained(tmp_path)
+    loaded = deterministic(tmp_path if kind == "tiny" else reference.builtin_gguf(), dtype)
     tokens = random_tokens(83)
     expected = loaded.logits(tokens)
     kv = loaded.pool.clone()
