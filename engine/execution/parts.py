@@ -24,7 +24,7 @@ from engine.execution.model_runner import ModelRunner
 from engine.execution.warm_up import SHORTEST_PROMPT, warm_up, warm_up_prompt
 from engine.loading.source import TensorSource
 from engine.models.layers import Ops, TorchOps
-from engine.models.llama import Decoder, LlamaModel, LlamaWeights
+from engine.models.llama import Decoder, LlamaModel
 from engine.packed.weights import PackedWeights
 from engine.schedule import Executor
 
@@ -58,14 +58,14 @@ class Parts:
         return TritonOps(dtype, deterministic=deterministic)
 
     def packed_weights(
-        self, config: ModelConfig, source: TensorSource, weights: LlamaWeights
+        self, config: ModelConfig, source: TensorSource, on_progress: Progress
     ) -> PackedWeights | None:
         """``source`` as it is quantized, for steps to read it so; None where they do not, or it is not."""
         if self._is_gpu:
             return None
         from engine.loading.packed_weights import pack_weights
 
-        return pack_weights(config, source, weights)
+        return pack_weights(config, source, on_progress)
 
     def most_packed_rows(self) -> int | None:
         """Rows of the largest step that reads packed weights, where there are any. None: all steps do.

@@ -7,9 +7,9 @@ device.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from engine.attention.base import AttentionShape
@@ -25,6 +25,8 @@ from engine.execution.parts import Parts, Runner
 from engine.execution.step_memory import StepSizes, step_bytes
 from engine.execution.warm_up import WARM_UP_TOKENS
 from engine.loading.checkpoint import Checkpoint, open_checkpoint
+from engine.loading.expected import Progress
+from engine.loading.shapes import num_parameters
 from engine.loading.tokenizer import TokenizerFiles, prepare_tokenizer
 from engine.loading.weights import load_weights
 from engine.messages import EngineInfo
@@ -36,7 +38,6 @@ from tiering.memory.layout import KVLayout
 from tiering.movers.checksums import checksum
 from tiering.movers.disk_store import FINGERPRINT_BYTES
 
-Progress = Callable[[str, int, int], None]
 _LEAST_USEFUL_WINDOW = 256  # a pool that cuts the model's window to less than this is taken for a mistake
 
 
@@ -66,12 +67,16 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> LoadedRunner:
         _Window.fit(config, model, hardware)
     tokenizer = prepare_tokenizer(checkpoint)
     parts = Parts(hardware, config)
-    weights = load_weights(model, checkpoint.tensors, parts.ops(), hardware.device, on_progress)
-    packed = parts.packed_weights(model, checkpoint.tensors, weights)
-    looked_at = _LookedAt.once(weights)  # before the pool takes the memory that is left
-    if packed is not None and parts.most_packed_rows() is None:
-        weights = replace(weights, layers=())  # no step reads them
-        looked_at = replace(looked_at, num_bytes=sum(tensor.nbytes for tensor in weights.tensors()))
+    packed = parts.packed_weights(model, checkpoint.tensors, on_progress)
+    weights = load_weights(
+        model,
+        checkpoint.tensors,
+        parts.ops(),
+        hardware.device,
+        on_progress,
+        with_layers=packed is None or parts.most_packed_rows() is not None,
+    )
+    looked_at = _LookedAt.once(weights, packed)  # before the pool takes the memory that is left
     window = _Window.fit(config, model, hardware)
     pool = allocate_device_pool(
         window.layout,
@@ -89,7 +94,7 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> LoadedRunner:
     way = parts.arithmetic(packed, attention) if config.deterministic else attention.name
     return LoadedRunner(
         runner,
-        _describe(hardware, memory, checkpoint, looked_at, packed, window, attention.name, tokenizer),
+        _describe(hardware, memory, checkpoint, looked_at, window, attention.name, tokenizer),
         pool,
         window.layout,
         _fingerprint(config, model, looked_at, window.layout, hardware, way),
@@ -98,21 +103,26 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> LoadedRunner:
 
 @dataclass(frozen=True, slots=True)
 class _LookedAt:
-    """What there is to tell of all weights. To look at a packed one takes its memory again, for that long."""
+    """What there is to tell of all weights. To look at a prepacked one takes its memory again, for that long.
 
-    num_parameters: int
+    ``checksums`` are of what all steps read, or may: weights in the model's dtype, else those of ``packed``.
+    """
+
     num_bytes: int
     checksums: tuple[bytes, ...]
 
     @classmethod
-    def once(cls, weights: LlamaWeights) -> _LookedAt:
-        num_parameters, num_bytes, checksums = 0, 0, list[bytes]()
+    def once(cls, weights: LlamaWeights, packed: PackedWeights | None) -> _LookedAt:
+        num_bytes, checksums = 0, list[bytes]()
         for tensor in weights.tensors():
-            num_parameters += tensor.numel()
             num_bytes += tensor.nbytes
             block = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
             checksums.append(checksum(block))
-        return cls(num_parameters, num_bytes, tuple(checksums))
+        for array in () if packed is None else packed.arrays():
+            num_bytes += array.nbytes
+            if not weights.layers:
+                checksums.append(checksum(array.reshape(-1).view(np.uint8)))
+        return cls(num_bytes, tuple(checksums))
 
 
 def _fingerprint(
@@ -140,7 +150,6 @@ def _describe(
     memory: DeviceMemory,
     checkpoint: Checkpoint,
     weights: _LookedAt,
-    packed: PackedWeights | None,
     window: _Window,
     attention_backend: str,
     tokenizer: TokenizerFiles,
@@ -150,13 +159,13 @@ def _describe(
         architecture=checkpoint.config.architecture,
         device=_device_name(hardware.device),
         dtype=str(hardware.dtype).removeprefix("torch."),
-        num_parameters=weights.num_parameters,
+        num_parameters=num_parameters(checkpoint.config),
         vocab_size=checkpoint.config.vocab_size,
         max_model_len=window.max_model_len,
         block_size=window.layout.block_size,
         num_blocks=window.num_blocks,
         kv_bytes=window.num_blocks * window.layout.block_bytes,
-        weight_bytes=weights.num_bytes + (packed.num_bytes if packed else 0),
+        weight_bytes=weights.num_bytes,
         memory_total_bytes=memory.total,
         memory_available_bytes=memory.available,
         threads=hardware.threads,

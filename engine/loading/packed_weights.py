@@ -12,10 +12,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from engine.config import ModelConfig
-from engine.loading.shapes import EMBEDDING, LM_HEAD, layer_prefix
+from engine.loading.expected import ExpectedTensors, Progress
+from engine.loading.shapes import EMBEDDING, LM_HEAD, NORM, is_of_layer, layer_prefix, tensor_shapes
 from engine.loading.source import TensorSource
-from engine.models.layers import Norm
-from engine.models.llama import LlamaWeights
 from engine.packed.layout import QuantizedMatrix, interleaved, stacked
 from engine.packed.weights import Floats, PackedStack, PackedWeights
 
@@ -25,16 +24,21 @@ _GATE_UP = ("gate_proj", "up_proj")
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
-def pack_weights(config: ModelConfig, source: TensorSource, weights: LlamaWeights) -> PackedWeights | None:
-    """The weights that ``weights`` were decoded from; None if a layer has a matrix that is not quantized so.
+def pack_weights(config: ModelConfig, source: TensorSource, on_progress: Progress) -> PackedWeights | None:
+    """A model's quantized matrices and its norms; None if a layer has a matrix that is not quantized so.
 
     The head may be of another type, as it is in most files; then there is none. Nor are there any for a model
-    with biases. Beside the result one layer is in memory.
+    with biases. Beside the result one layer is in memory. Calls ``on_progress("quantized weights",
+    done_bytes, total_bytes)``. Raises ConfigError for a tensor that is missing, unknown or of
+    another shape.
     """
     if config.attention_bias or config.mlp_bias:
         return None
+    head = EMBEDDING if config.tie_word_embeddings else LM_HEAD
+    wanted = [name for name in tensor_shapes(config) if is_of_layer(name) or name in (NORM, head)]
+    tensors = ExpectedTensors(config, source, wanted, "quantized weights", on_progress)
     try:
-        return _Packer(config, source, weights).pack()
+        return _Packer(config, tensors).pack(head)
     except _NotQuantizedError as error:
         logger.info("all steps take the weights in the model's dtype: %s", error)
         return None
@@ -45,29 +49,32 @@ class _NotQuantizedError(Exception):
 
 
 class _Packer:
-    def __init__(self, config: ModelConfig, source: TensorSource, weights: LlamaWeights) -> None:
+    def __init__(self, config: ModelConfig, tensors: ExpectedTensors) -> None:
         self._config = config
-        self._source = source
-        self._weights = weights
+        self._tensors = tensors
 
-    def pack(self) -> PackedWeights:
-        layers = self._weights.layers
+    def pack(self, head: str) -> PackedWeights:
+        layers = [layer_prefix(index) for index in range(self._config.num_layers)]
         return PackedWeights(
-            input_norms=_stacked_norms([layer.input_norm for layer in layers]),
             qkv=self._stack(_QKV),
             output=self._stack(("self_attn.o_proj",)),
-            post_attention_norms=_stacked_norms([layer.post_attention_norm for layer in layers]),
             gate_up=self._stack_gates(),
             down=self._stack(("mlp.down_proj",)),
-            norm=_stacked_norms([self._weights.norm])[0],
-            lm_head=self._head(),
+            lm_head=self._head(head),
+            input_norms=self._norms([f"{prefix}input_layernorm.weight" for prefix in layers]),
+            post_attention_norms=self._norms(
+                [f"{prefix}post_attention_layernorm.weight" for prefix in layers]
+            ),
+            norm=self._norms([NORM])[0],
             eps=self._config.rms_norm_eps,
         )
 
-    def _head(self) -> PackedStack | None:
-        name = EMBEDDING if self._config.tie_word_embeddings else LM_HEAD
-        head = self._source.quantized(name)
+    def _head(self, name: str) -> PackedStack | None:
+        head = self._tensors.quantized(name)
         return None if head is None else _packed(iter([head]), 1)
+
+    def _norms(self, names: Sequence[str]) -> Floats:
+        return np.stack([self._tensors.load(name).float().numpy() for name in names])
 
     def _stack(self, parts: Sequence[str]) -> PackedStack:
         """One matrix a layer: the parts' outputs, one after another."""
@@ -84,7 +91,7 @@ class _Packer:
         return _packed(matrices, len(layers))
 
     def _read(self, names: Sequence[str]) -> QuantizedMatrix:
-        parts = [self._source.quantized(name) for name in names]
+        parts = [self._tensors.quantized(name) for name in names]
         found = [part for part in parts if part is not None]
         if len(found) < len(parts) or len({part.bits for part in found}) > 1:
             raise _NotQuantizedError(f"no kernel multiplies by {' and '.join(names)} as they are stored.")
@@ -100,7 +107,3 @@ def _packed(matrices: Iterator[QuantizedMatrix], count: int) -> PackedStack:
             raise _NotQuantizedError(f"layer {layer} has weights of {matrix.bits} bits, not {stack.bits}.")
         stack.put(layer, matrix)
     return stack
-
-
-def _stacked_norms(norms: Sequence[Norm]) -> Floats:
-    return np.stack([norm.tensors()[0].numpy() for norm in norms])

@@ -9,6 +9,8 @@ from engine.config import ConfigError, ModelConfig
 
 EMBEDDING, NORM, LM_HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
+_LAYERS = "model.layers."
+
 _COUNTS = {
     "vocab_size": "vocabulary size",
     "hidden_size": "hidden size",
@@ -60,7 +62,15 @@ def usable_token_ids(ids: list[int], vocab_size: int) -> tuple[int, ...]:
 
 
 def layer_prefix(index: int) -> str:
-    return f"model.layers.{index}."
+    return f"{_LAYERS}{index}."
+
+
+def num_parameters(config: ModelConfig) -> int:
+    return sum(math.prod(shape) for shape in tensor_shapes(config).values())
+
+
+def is_of_layer(name: str) -> bool:
+    return name.startswith(_LAYERS)
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

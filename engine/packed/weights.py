@@ -5,7 +5,9 @@ numpy only. Runs on: step thread, once, at load.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -52,5 +54,10 @@ class PackedWeights:
 
     @property
     def num_bytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays())
+
+    def arrays(self) -> Iterator[npt.NDArray[Any]]:
+        """All that there is of weights, each array once, in C order."""
+        yield from (self.input_norms, self.post_attention_norms, self.norm)
         stacks = (self.qkv, self.output, self.gate_up, self.down, self.lm_head)
-        return sum(stack.tiles.nbytes for stack in stacks if stack is not None)
+        yield from (stack.tiles for stack in stacks if stack is not None)

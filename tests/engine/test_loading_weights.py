@@ -39,6 +39,25 @@ def test_norms_stay_float32_and_the_rest_takes_the_dtype(tmp_path: Path) -> None
     assert [tensor.data_ptr() for tensor in weights.lm_head.tensors()] == [weights.embedding.data_ptr()]
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_what_is_around_the_layers_can_be_had_without_them(tmp_path: Path, tied: bool) -> None:
+    """And nothing else is read."""
+    model = make_model(tie_word_embeddings=tied)
+    model.save_pretrained(tmp_path)
+    opened, read = open_checkpoint(str(tmp_path), "auto", 0), list[tuple[str, int, int]]()
+    ops = TorchOps(torch.float32)
+    found = load_weights(
+        opened.config, opened.tensors, ops, CPU, lambda *call: read.append(call), with_layers=False
+    )
+    assert found.layers == ()
+    assert torch.equal(found.embedding, model.model.embed_tokens.weight)
+    assert torch.equal(found.norm.tensors()[0], model.model.norm.weight)
+    assert torch.equal(found.lm_head.tensors()[0], model.lm_head.weight)
+    matrices = 1 if tied else 2
+    assert len(read) == matrices + 1
+    assert read[-1][1] == read[-1][2] == matrices * found.embedding.nbytes + model.model.norm.weight.nbytes
+
+
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
 def test_progress_grows_to_the_total(tmp_path: Path, load_format: str) -> None:
     make_model().save_pretrained(tmp_path, max_shard_size="60KB")

@@ -12,6 +12,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
 
+from engine.config import ConfigError
 from engine.execution.batch import build_model_input
 from engine.loading.checkpoint import Checkpoint, open_checkpoint
 from engine.loading.packed_weights import pack_weights
@@ -32,7 +33,7 @@ def checkpoint(path: Path, kinds: dict[str, Type], **changes: object) -> Checkpo
 def packed_model(
     opened: Checkpoint, loaded: Loaded, threads: int = 1, *, of_bytes: bool = False
 ) -> PackedLlama:
-    weights = pack_weights(opened.config, opened.tensors, loaded.weights)
+    weights = pack_weights(opened.config, opened.tensors, lambda *_: None)
     assert weights is not None
     return PackedLlama(weights, loaded.model, MAX_ROWS, threads, of_bytes=of_bytes)
 
@@ -90,7 +91,7 @@ def test_it_needs_no_layers_but_its_own(tmp_path: Path) -> None:
     loaded = Loaded(opened)
     tokens, model = random_tokens(12), loaded.model
     expected = logits(loaded, packed_model(opened, loaded), tokens, [12])
-    packed = pack_weights(opened.config, opened.tensors, loaded.weights)
+    packed = pack_weights(opened.config, opened.tensors, lambda *_: None)
     assert packed is not None
     bare = LlamaModel(dataclasses.replace(loaded.weights, layers=()), model.rope, model.attention)
     alone = PackedLlama(packed, bare, MAX_ROWS, 1, of_bytes=False)
@@ -116,6 +117,34 @@ def test_a_mixed_model_takes_torch_for_more_rows(tmp_path: Path) -> None:
     assert mixed.logits(torch.empty(0, 64)).shape == (0, 101)
 
 
+def test_packing_tells_how_far_it_has_come(tmp_path: Path) -> None:
+    opened, calls = checkpoint(tmp_path, USUAL), list[tuple[str, int, int]]()
+    assert pack_weights(opened.config, opened.tensors, lambda *call: calls.append(call)) is not None
+    done = [done for _, done, _ in calls]
+    assert {(phase, total) for phase, _, total in calls} == {("quantized weights", done[-1])}
+    assert done == sorted(set(done))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"num_layers": 3}, "lacks 9 weights.*model.layers.2.input_layernorm.weight"),
+        ({"num_layers": 1}, "9 weights that this architecture does not use.*model.layers.1."),
+        (
+            {"intermediate_size": 64},
+            "mlp.gate_proj.weight has the shape .96, 64.; the config asks for .64, 64.",
+        ),
+    ],
+)
+def test_a_file_that_is_not_as_its_config_says_is_refused(
+    tmp_path: Path, change: dict[str, int], named: str
+) -> None:
+    """An engine that reads quantized weights alone loads no others that would tell."""
+    opened = checkpoint(tmp_path, USUAL)
+    with pytest.raises(ConfigError, match=named):
+        pack_weights(dataclasses.replace(opened.config, **change), opened.tensors, lambda *_: None)
+
+
 @pytest.mark.parametrize(
     "kinds",
     [
@@ -127,13 +156,13 @@ def test_a_mixed_model_takes_torch_for_more_rows(tmp_path: Path) -> None:
 )
 def test_there_is_none_where_a_matrix_is_of_another_type(tmp_path: Path, kinds: dict[str, Type]) -> None:
     opened = checkpoint(tmp_path, kinds)
-    assert pack_weights(opened.config, opened.tensors, Loaded(opened).weights) is None
+    assert pack_weights(opened.config, opened.tensors, lambda *_: None) is None
 
 
 def test_there_is_none_for_weights_that_are_not_quantized(tmp_path: Path) -> None:
     make_model().save_pretrained(tmp_path)
     opened = open_checkpoint(str(tmp_path), "auto", 0)
-    assert pack_weights(opened.config, opened.tensors, Loaded(opened).weights) is None
+    assert pack_weights(opened.config, opened.tensors, lambda *_: None) is None
 
 
 def test_more_threads_than_numba_has_do_no_harm(tmp_path: Path) -> None:

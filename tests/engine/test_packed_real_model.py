@@ -48,7 +48,7 @@ def logits(
     loaded = Loaded(opened, dtype)
     model: Decoder = loaded.model
     if kind != "torch":
-        weights = pack_weights(opened.config, opened.tensors, loaded.weights)
+        weights = pack_weights(opened.config, opened.tensors, lambda *_: None)
         assert weights is not None
         packed = PackedLlama(weights, loaded.model, MAX_ROWS, threads=1, of_bytes=of_bytes)
         model = packed if kind == "packed" else MixedLlama(packed, loaded.model, MAX_ROWS)
