@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 MODEL  ?=
 ARGS   ?=
+REPORT ?= docs/benchmarks/bench.json
 
 BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
@@ -99,7 +100,7 @@ bench: $(TEST)
 ifneq ($(findstring --quick,$(ARGS)),)
 	$(BIN)/python -m benchmarks.bench $(ARGS)
 else
-	$(BIN)/python -m benchmarks.bench --json docs/benchmarks/bench.json $(ARGS)
+	$(BIN)/python -m benchmarks.bench --json $(REPORT) $(ARGS)
 	$(BIN)/python -m benchmarks.performance_doc
 endif
 

@@ -6,7 +6,8 @@ Each stands between two comments that name it, and is made of a report that is k
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,7 @@ from benchmarks.cpu_engine import steps
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "performance.md"
-BENCH = DOCS / "benchmarks" / "bench.json"
-STEPS = DOCS / "benchmarks" / "cpu_engine_steps.json"
-_NOT_YET = "Not measured yet."
+REPORTS = DOCS / "benchmarks"
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -47,24 +46,50 @@ def steps_table(stages: Sequence[steps.Stage]) -> str:
     return f"In ms, on {' and '.join(machines)}.\n\n{markdown(steps.COLUMNS, steps.cells(stages))}"
 
 
-def filled(page: str, name: str, table: str) -> str:
-    """The page with ``table`` between the comments that name it, which must be there once."""
-    begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-    before, found, rest = page.partition(begin)
-    _, found_end, after = rest.partition(end)
-    assert found and found_end, f"the page has no place for {name}"
-    return f"{before}{begin}\n{table}\n\n{end}{after}"
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the table of the report at ``path`` stands: between the comments that name it."""
+
+    name: str
+    path: Path
+    table: Callable[[Path], str]
+
+    def filled(self, page: str) -> str:
+        """The page with the table, or with a word that there is none yet. It must have the comments."""
+        begin, end = f"<!-- {self.name} -->\n", f"<!-- end of {self.name} -->"
+        before, found, rest = page.partition(begin)
+        _, found_end, after = rest.partition(end)
+        assert found and found_end, f"the page has no place for {self.name}"
+        table = self.table(self.path) if self.path.exists() else "Not measured yet."
+        return f"{before}{begin}\n{table}\n\n{end}{after}"
 
 
-def rewritten(page: str, bench: Path, stages: Path) -> str:
-    """The page with the tables of the reports that are there."""
-    table = bench_table(json.loads(bench.read_text())) if bench.exists() else _NOT_YET
-    page = filled(page, "bench", table)
-    return filled(page, "steps", steps_table(steps.read_stages(stages)) if stages.exists() else _NOT_YET)
+def _of_bench(path: Path) -> str:
+    return bench_table(json.loads(path.read_text()))
+
+
+def _of_steps(path: Path) -> str:
+    return steps_table(steps.read_stages(path))
+
+
+def places(reports: Path = REPORTS) -> tuple[Place, ...]:
+    """Of two machines: one with AVX-512, and one with AVX2 alone."""
+    return (
+        Place("bench", reports / "bench.json", _of_bench),
+        Place("bench avx2", reports / "bench_avx2.json", _of_bench),
+        Place("steps", reports / "cpu_engine_steps.json", _of_steps),
+        Place("steps avx2", reports / "cpu_engine_steps_avx2.json", _of_steps),
+    )
+
+
+def rewritten(page: str, tables: Iterable[Place]) -> str:
+    for place in tables:
+        page = place.filled(page)
+    return page
 
 
 def main() -> None:
-    PAGE.write_text(rewritten(PAGE.read_text(), BENCH, STEPS))
+    PAGE.write_text(rewritten(PAGE.read_text(), places()))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import random
 import signal
@@ -15,6 +16,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+_TELLING_FEATURES = (
+    "avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16",
+)  # fmt: skip
 
 
 def bootstrap_bounds(values: Sequence[float], level: float = 0.95, rounds: int = 4000) -> tuple[float, float]:
@@ -65,8 +70,24 @@ def run_main(main: Callable[[], None]) -> None:
 
 
 def processor() -> str:
-    """The name of this machine's processors."""
+    """How many there are to use, their name, and what they know that products are made of.
+
+    Machines are told apart by it. A name alone may be that of a whole family.
+    """
+    name = f"{len(os.sched_getaffinity(0))} x {_first_of_cpuinfo('model name') or platform.processor()}"
+    features = processor_features()
+    known = [feature for feature in _TELLING_FEATURES if feature in features]
+    return f"{name} with {', '.join(known)}" if known else name
+
+
+def processor_features() -> frozenset[str]:
+    """Instructions that it knows, as Linux names them."""
+    return frozenset((_first_of_cpuinfo("flags") or _first_of_cpuinfo("Features")).split())
+
+
+def _first_of_cpuinfo(key: str) -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
+        found, _, value = line.partition(":")
+        if found.strip() == key:
+            return value.strip()
+    return ""

@@ -143,7 +143,8 @@ def test_what_was_kept_stays_if_nothing_was_measured(
 
     monkeypatch.setattr(bench, "run_part", interrupted)
     path = tmp_path / "bench.json"
-    of_another = performance_doc.BENCH.read_text().replace('"processor": "', '"processor": "Another ')
+    kept = (performance_doc.REPORTS / "bench.json").read_text()
+    of_another = kept.replace('"processor": "', '"processor": "Another ')
     for before in (None, of_another):
         if before is not None:
             path.write_text(before)
@@ -267,11 +268,12 @@ def test_a_report_keeps_the_parts_that_are_not_measured_anew(
 
 def test_the_page_is_made_of_what_was_kept() -> None:
     page = performance_doc.PAGE.read_text()
-    assert page == performance_doc.rewritten(page, performance_doc.BENCH, performance_doc.STEPS)
+    assert page == performance_doc.rewritten(page, performance_doc.places())
 
 
 def test_tables_stand_in_their_places_and_nothing_else_changes(tmp_path: Path) -> None:
-    found, stages = tmp_path / "bench.json", tmp_path / "steps.json"
+    found, stages = tmp_path / "bench.json", tmp_path / "cpu_engine_steps.json"
+    places = [place for place in performance_doc.places(tmp_path) if place.name in ("bench", "steps")]
     row = {"name": "rate", "value": 2.0, "note": "a|b"}
     section = {"name": "An engine", "rows": [row], "facts": {"threads": "2"}}
     machine = {"processor": "A processor", "system": "A system", "python": "3.11"}
@@ -285,14 +287,14 @@ def test_tables_stand_in_their_places_and_nothing_else_changes(tmp_path: Path) -
     steps.write_stages(stages, [Stage(after="packing", machine="A processor", profiles=[profile_of])])
     page = "x\n<!-- bench -->\nold\n<!-- end of bench -->\ny\n<!-- steps --><!-- end of steps -->\n"
     with pytest.raises(AssertionError, match="no place for steps"):
-        performance_doc.rewritten(page, found, stages)
+        performance_doc.rewritten(page, places)
     page = page.replace("<!-- steps -->", "<!-- steps -->\n")
-    written = performance_doc.rewritten(page, found, stages)
+    written = performance_doc.rewritten(page, places)
     assert "old" not in written and written.startswith("x\n<!-- bench -->\n\n2026-01-01, A processor")
     assert f"| {' | '.join(COLUMNS)} |" in written and "| **An engine** |" in written
     assert "| rate | 2 |  |  |  | a·b |" in written and "- threads: 2" in written
     assert "| packing | 16 × 256 | 60 | 19 |" in written and "| 19 (bf16) | 1 | 3.00 |" in written
-    assert performance_doc.rewritten(written, found, stages) == written
+    assert performance_doc.rewritten(written, places) == written
 
 
 def test_a_step_of_work_that_is_measured_again_keeps_its_place() -> None:

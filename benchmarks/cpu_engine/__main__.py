@@ -27,7 +27,7 @@ from benchmarks.cpu_engine.rates import Rates
 from benchmarks.cpu_engine.results import Round, Startups
 from benchmarks.cpu_engine.rounds import Bench, Machine
 from benchmarks.cpu_engine.servers import Running, running
-from benchmarks.cpu_engine.systems import Setting, System, processors
+from benchmarks.cpu_engine.systems import Setting, System
 from benchmarks.report import print_table, run_main, write_json
 from engine.execution.hardware import default_threads
 from engine.loading.checkpoint import open_checkpoint
@@ -76,7 +76,7 @@ def report_of(
     setting: Setting, systems: Sequence[System], missing: Missing, rounds: Sequence[Round], started: Startups
 ) -> list[Section]:
     found = list(sections(setting.asked, rounds, started))
-    facts = {"processors": processors(), **{system.name: system.how for system in systems}}
+    facts = {system.name: system.how for system in systems}
     absent = [Row(name=name, note=reason) for name, reason in missing.items()]
     num_rounds = max(one.number for one in rounds) + 1
     facts |= {

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
@@ -16,12 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.cpu_engine.asked import OURS, Asked
+from benchmarks.report import processor_features
 from engine.config import ModelConfig
 
 _GIB = 2**30
 _KV_GIB = 1  # of tidegate's pool and of vLLM's
 _WINDOW_STEP = 256  # tokens that a slot of llama.cpp is rounded up to
-_TELLING_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "bf16")
 _CLEAN = (
     "env", "-u", "OMP_NUM_THREADS", "-u", "OMP_WAIT_POLICY", "-u", "GOMP_SPINCOUNT",
     "-u", "NUMBA_NUM_THREADS",
@@ -130,20 +129,7 @@ def find_llama_server(named: str = "") -> str | None:
 
 
 def has_amx() -> bool:
-    return "amx_int8" in _flags()
-
-
-def processors() -> str:
-    """How many there are to use, and what they know that products are made of."""
-    known = [flag for flag in _TELLING_FLAGS if flag in _flags()]
-    return f"{len(os.sched_getaffinity(0))}, with {', '.join(known) or 'no wide vectors'}"
-
-
-def _flags() -> list[str]:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith(("flags", "Features")):
-            return line.split()
-    return []
+    return "amx_int8" in processor_features()
 
 
 def version_of(program: str) -> str:
