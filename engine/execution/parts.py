@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -22,11 +21,15 @@ from engine.execution.grammars import GrammarMasks
 from engine.execution.hardware import Hardware
 from engine.execution.model_runner import ModelRunner
 from engine.execution.warm_up import SHORTEST_PROMPT, warm_up, warm_up_prompt
+from engine.loading.packed_weights import pack_weights
 from engine.loading.source import TensorSource
 from engine.models.layers import Ops, TorchOps
 from engine.models.llama import Decoder, LlamaModel
 from engine.packed.weights import PackedWeights
 from engine.schedule import Executor
+
+if TYPE_CHECKING:
+    from engine.packed.llama import PackedSteps
 
 logger = logging.getLogger(__name__)
 
@@ -61,34 +64,38 @@ class Parts:
         self, config: ModelConfig, source: TensorSource, on_progress: Progress
     ) -> PackedWeights | None:
         """``source`` as it is quantized, for steps to read it so; None where they do not, or it is not."""
-        if self._is_gpu:
-            return None
-        from engine.loading.packed_weights import pack_weights
+        return None if self._is_gpu else pack_weights(config, source, on_progress)
 
-        return pack_weights(config, source, on_progress)
-
-    def most_packed_rows(self) -> int | None:
-        """Rows of the largest step that reads packed weights, where there are any. None: all steps do.
+    def packed_steps(self) -> PackedSteps:
+        """Which steps read packed weights, where there are any.
 
         All do with ``deterministic``: a result may not depend on a step's rows, and torch rounds differently.
         """
-        from engine.packed.llama import most_rows
+        from engine.packed.llama import packed_steps
 
-        return None if self.config.deterministic else most_rows()
+        return packed_steps(self.config.dtype, self._max_rows, must_be_all=self.config.deterministic)
 
     def arithmetic(self, packed: PackedWeights | None, attention: AttentionBackend) -> str:
-        """Changes with anything that may change a bit of what ``deterministic`` computes, but for threads."""
-        if packed is None:
-            return attention.arithmetic
-        from engine.packed.llama import arithmetic, multiplies_bytes
+        """By which products and which attention K and V come about.
 
-        return f"{arithmetic(multiplies_bytes(self.config.dtype))}, {attention.arithmetic}"
+        With ``deterministic`` it changes with anything that may change a bit of them, but for threads.
+        """
+        is_exact = self.config.deterministic
+        attended = attention.arithmetic if is_exact else attention.name
+        if packed is None:
+            return attended
+        steps = self.packed_steps()
+        return f"{steps.arithmetic if is_exact else steps.kind}, {attended}"
+
+    @property
+    def _max_rows(self) -> int:
+        """Of a step, be it one of the warm-up's."""
+        return max(self.config.max_num_batched_tokens, SHORTEST_PROMPT)
 
     def attention(self, pool: torch.Tensor, shape: AttentionShape) -> AttentionBackend:
         """Attention over ``pool``. Raises ConfigError if there is none that keeps ``--deterministic``."""
         if self._is_gpu:
             return self._gpu_attention(pool, shape)
-        os.environ.setdefault("NUMBA_NUM_THREADS", str(self.hardware.threads))
         from engine.attention.cpu import CpuAttention
 
         return CpuAttention(pool, shape, self.hardware.threads)
@@ -127,9 +134,8 @@ class Parts:
         from engine.execution.gpu_runner import GpuRunner
         from engine.execution.step_buffers import StepLimits
 
-        max_num_rows = max(self.config.max_num_batched_tokens, SHORTEST_PROMPT)
-        limits = StepLimits(self.config.max_num_seqs, max_num_rows, max_model_len)
-        lengths = prompt_lengths(max_num_rows, max_model_len)
+        limits = StepLimits(self.config.max_num_seqs, self._max_rows, max_model_len)
+        lengths = prompt_lengths(self._max_rows, max_model_len)
         with _memory_that_lasts():
             runner = GpuRunner(model, pool, block_size, limits)
             warm_up(runner, block_size, len(pool), lengths)
@@ -144,22 +150,22 @@ class Parts:
     def _cpu_runner(
         self, model: LlamaModel, packed: PackedWeights | None, pool: torch.Tensor, max_model_len: int
     ) -> Runner:
-        """By ``model``, or by the same model's quantized weights, as far as ``most_packed_rows`` says."""
+        """By ``model``, or by the same model's quantized weights, as ``packed_steps`` says."""
         decoder: Decoder = model
         lengths = [SHORTEST_PROMPT]
         if packed is not None:
-            from engine.packed.llama import MixedLlama, PackedLlama, multiplies_bytes
+            from engine.packed.llama import MixedLlama, PackedLlama
 
-            most = self.most_packed_rows()
-            max_rows = max(self.config.max_num_batched_tokens, SHORTEST_PROMPT) if most is None else most
-            of_bytes = multiplies_bytes(self.config.dtype)
+            steps = self.packed_steps()
             decoder = by_packed = PackedLlama(
-                packed, model, max_rows, self.hardware.threads, of_bytes=of_bytes
+                packed, model, steps.max_rows, self.hardware.threads, of_bytes=steps.of_bytes
             )
-            if most is not None:
-                decoder = MixedLlama(by_packed, model, most)
+            if not steps.are_all:
+                decoder = MixedLlama(by_packed, model, steps.max_rows)
                 longest = min(max_model_len, len(pool) * self.config.block_size)
-                lengths.append(max(SHORTEST_PROMPT, min(most + 1, longest)))  # for torch's first use, too
+                lengths.append(
+                    max(SHORTEST_PROMPT, min(steps.max_rows + 1, longest))
+                )  # torch's first use, too
         runner = ModelRunner(decoder, pool, self.config.block_size)
         warm_up(runner, self.config.block_size, len(pool), lengths)
         return runner

@@ -7,6 +7,7 @@ device.
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -60,6 +61,7 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> LoadedRunner:
     hardware = choose_hardware(config)
     memory = device_memory(hardware.device)
     torch.set_num_threads(hardware.threads)
+    os.environ.setdefault("NUMBA_NUM_THREADS", str(hardware.threads))  # read as numba is loaded, and no later
     checkpoint = open_checkpoint(config.model, config.load_format, config.seed)
     model = checkpoint.config
     _check_window(config.max_model_len, model)
@@ -68,15 +70,16 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> LoadedRunner:
     tokenizer = prepare_tokenizer(checkpoint)
     parts = Parts(hardware, config)
     packed = parts.packed_weights(model, checkpoint.tensors, on_progress)
+    beside = packed if packed is not None and parts.packed_steps().are_all else None
     weights = load_weights(
         model,
         checkpoint.tensors,
         parts.ops(),
         hardware.device,
         on_progress,
-        with_layers=packed is None or parts.most_packed_rows() is not None,
+        beside=beside,
     )
-    looked_at = _LookedAt.once(weights, packed)  # before the pool takes the memory that is left
+    looked_at = _LookedAt.once(weights, packed, beside)  # before the pool takes the memory that is left
     window = _Window.fit(config, model, hardware)
     pool = allocate_device_pool(
         window.layout,
@@ -91,13 +94,12 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> LoadedRunner:
         LlamaModel(weights, rope, attention), packed, pool, window.max_model_len, on_progress
     )
     window = replace(window, notes=(*window.notes, *notes))
-    way = parts.arithmetic(packed, attention) if config.deterministic else attention.name
     return LoadedRunner(
         runner,
         _describe(hardware, memory, checkpoint, looked_at, window, attention.name, tokenizer),
         pool,
         window.layout,
-        _fingerprint(config, model, looked_at, window.layout, hardware, way),
+        _fingerprint(config, model, looked_at, window.layout, hardware, parts.arithmetic(packed, attention)),
     )
 
 
@@ -105,23 +107,23 @@ def load_runner(config: EngineConfig, on_progress: Progress) -> LoadedRunner:
 class _LookedAt:
     """What there is to tell of all weights. To look at a prepacked one takes its memory again, for that long.
 
-    ``checksums`` are of what all steps read, or may: weights in the model's dtype, else those of ``packed``.
+    ``checksums`` are of each weight once: in the model's dtype, but for those that are ``beside`` alone.
     """
 
     num_bytes: int
     checksums: tuple[bytes, ...]
 
     @classmethod
-    def once(cls, weights: LlamaWeights, packed: PackedWeights | None) -> _LookedAt:
-        num_bytes, checksums = 0, list[bytes]()
+    def once(
+        cls, weights: LlamaWeights, packed: PackedWeights | None, beside: PackedWeights | None
+    ) -> _LookedAt:
+        num_bytes, checksums = 0 if packed is None else packed.num_bytes, list[bytes]()
         for tensor in weights.tensors():
             num_bytes += tensor.nbytes
             block = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
             checksums.append(checksum(block))
-        for array in () if packed is None else packed.arrays():
-            num_bytes += array.nbytes
-            if not weights.layers:
-                checksums.append(checksum(array.reshape(-1).view(np.uint8)))
+        for array in () if beside is None else beside.arrays():
+            checksums.append(checksum(array.reshape(-1).view(np.uint8)))
         return cls(num_bytes, tuple(checksums))
 
 

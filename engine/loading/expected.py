@@ -20,8 +20,8 @@ Progress = Callable[[str, int, int], None]
 class ExpectedTensors:
     """The tensors of ``source`` that ``config`` has, and how far reading ``wanted`` of them has come.
 
-    Calls ``on_progress(phase, done_bytes, total_bytes)`` for each tensor that is read. Whatever is missing,
-    unknown or of another shape raises ConfigError that names it, names at once.
+    Calls ``on_progress(phase, done_bytes, total_bytes)`` for each tensor that is read. A name that is
+    missing or unknown raises ConfigError at once, another shape when it is read; both name the tensor.
     """
 
     def __init__(

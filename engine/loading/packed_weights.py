@@ -13,24 +13,31 @@ import numpy as np
 
 from engine.config import ModelConfig
 from engine.loading.expected import ExpectedTensors, Progress
-from engine.loading.shapes import EMBEDDING, LM_HEAD, NORM, is_of_layer, layer_prefix, tensor_shapes
+from engine.loading.shapes import (
+    EMBEDDING,
+    GATE_UP,
+    LM_HEAD,
+    NORM,
+    QKV,
+    is_of_layer,
+    layer_prefix,
+    tensor_shapes,
+)
 from engine.loading.source import TensorSource
 from engine.packed.layout import QuantizedMatrix, interleaved, stacked
 from engine.packed.weights import Floats, PackedStack, PackedWeights
 
 logger = logging.getLogger(__name__)
 
-_GATE_UP = ("gate_proj", "up_proj")
-_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-
 
 def pack_weights(config: ModelConfig, source: TensorSource, on_progress: Progress) -> PackedWeights | None:
     """A model's quantized matrices and its norms; None if a layer has a matrix that is not quantized so.
 
     The head may be of another type, as it is in most files; then there is none. Nor are there any for a model
-    with biases. Beside the result one layer is in memory. Calls ``on_progress("quantized weights",
-    done_bytes, total_bytes)``. Raises ConfigError for a tensor that is missing, unknown or of
-    another shape.
+    with biases. Beside the result a few copies of one matrix are in memory.
+
+    Calls ``on_progress("quantized weights", done_bytes, total_bytes)``. Raises ConfigError for a tensor that
+    is missing, unknown or of another shape.
     """
     if config.attention_bias or config.mlp_bias:
         return None
@@ -56,7 +63,7 @@ class _Packer:
     def pack(self, head: str) -> PackedWeights:
         layers = [layer_prefix(index) for index in range(self._config.num_layers)]
         return PackedWeights(
-            qkv=self._stack(_QKV),
+            qkv=self._stack(QKV),
             output=self._stack(("self_attn.o_proj",)),
             gate_up=self._stack_gates(),
             down=self._stack(("mlp.down_proj",)),
@@ -85,7 +92,7 @@ class _Packer:
     def _stack_gates(self) -> PackedStack:
         layers = range(self._config.num_layers)
         matrices = (
-            interleaved(*(self._read([f"{layer_prefix(i)}mlp.{part}.weight"]) for part in _GATE_UP))
+            interleaved(*(self._read([f"{layer_prefix(i)}{part}.weight"]) for part in GATE_UP))
             for i in layers
         )
         return _packed(matrices, len(layers))

@@ -9,6 +9,8 @@ from engine.config import ConfigError, ModelConfig
 
 EMBEDDING, NORM, LM_HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
+QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 _LAYERS = "model.layers."
 
 _COUNTS = {

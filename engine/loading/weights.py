@@ -11,13 +11,20 @@ import torch
 
 from engine.config import ModelConfig
 from engine.loading.expected import ExpectedTensors, Progress
-from engine.loading.shapes import EMBEDDING, LM_HEAD, NORM, is_of_layer, layer_prefix, tensor_shapes
+from engine.loading.shapes import (
+    EMBEDDING,
+    GATE_UP,
+    LM_HEAD,
+    NORM,
+    QKV,
+    is_of_layer,
+    layer_prefix,
+    tensor_shapes,
+)
 from engine.loading.source import TensorSource
 from engine.models.layers import Linear, Norm, Ops
 from engine.models.llama import DecoderLayer, LlamaWeights
-
-_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-_GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
+from engine.packed.weights import PackedWeights
 
 
 def load_weights(
@@ -27,16 +34,23 @@ def load_weights(
     device: torch.device,
     on_progress: Progress,
     *,
-    with_layers: bool = True,
+    beside: PackedWeights | None = None,
 ) -> LlamaWeights:
-    """All weights on ``device``, in the parts that ``ops`` makes of them; or what is around the layers.
+    """All weights on ``device``, in the parts that ``ops`` makes of them.
 
+    But for those that no step reads so, since they are ``beside``: the layers, and a head that is packed.
     Calls ``on_progress("weights", done_bytes, total_bytes)``. Raises ConfigError for a tensor that is
     missing, unknown or of the wrong shape.
     """
-    wanted = [name for name in tensor_shapes(config) if with_layers or not is_of_layer(name)]
+    has_layers = beside is None
+    has_head = beside is None or beside.lm_head is None
+    left_out = () if has_head else (LM_HEAD,)
+    names = [name for name in tensor_shapes(config) if name not in left_out]
+    wanted = [name for name in names if has_layers or not is_of_layer(name)]
     tensors = ExpectedTensors(config, source, wanted, "weights", on_progress)
-    return _Loader(config, tensors, ops, device).load(config.num_layers if with_layers else 0)
+    return _Loader(config, tensors, ops, device).load(
+        config.num_layers if has_layers else 0, has_head=has_head
+    )
 
 
 class _Loader:
@@ -46,20 +60,23 @@ class _Loader:
         self._ops = ops
         self._device = device
 
-    def load(self, num_layers: int) -> LlamaWeights:
+    def load(self, num_layers: int, *, has_head: bool) -> LlamaWeights:
         embedding = self._fused([EMBEDDING])
         layers = tuple(self._layer(layer_prefix(index)) for index in range(num_layers))
-        is_tied = self._config.tie_word_embeddings
-        head = self._ops.linear(embedding if is_tied else self._fused([LM_HEAD]), is_shared=is_tied)
+        head = self._head(embedding) if has_head else None
         return LlamaWeights(embedding, layers, self._norm(NORM), head)
+
+    def _head(self, embedding: torch.Tensor) -> Linear:
+        is_tied = self._config.tie_word_embeddings
+        return self._ops.linear(embedding if is_tied else self._fused([LM_HEAD]), is_shared=is_tied)
 
     def _layer(self, prefix: str) -> DecoderLayer:
         return DecoderLayer(
             input_norm=self._norm(f"{prefix}input_layernorm.weight"),
-            qkv=self._linear(prefix, _QKV),
+            qkv=self._linear(prefix, QKV),
             output=self._linear(prefix, ("self_attn.o_proj",)),
             post_attention_norm=self._norm(f"{prefix}post_attention_layernorm.weight"),
-            gate_up=self._linear(prefix, _GATE_UP),
+            gate_up=self._linear(prefix, GATE_UP),
             activation=self._ops.activation(),
             down=self._linear(prefix, ("mlp.down_proj",)),
         )

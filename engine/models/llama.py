@@ -56,20 +56,22 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class LlamaWeights:
-    """The parts of a whole model. ``lm_head`` may hold the embedding itself."""
+    """The parts of a whole model, but for what another decoder reads alone: layers, head.
+
+    ``lm_head`` may hold the embedding itself.
+    """
 
     embedding: torch.Tensor  # [V, H]
     layers: tuple[DecoderLayer, ...]
     norm: Norm
-    lm_head: Linear  # [V, H]
+    lm_head: Linear | None  # [V, H]
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Every distinct weight. One that is packed is unpacked for as long as it is looked at."""
         yield self.embedding
         yield from self.norm.tensors()
-        yield from (
-            tensor for tensor in self.lm_head.tensors() if tensor.data_ptr() != self.embedding.data_ptr()
-        )
+        head = () if self.lm_head is None else self.lm_head.tensors()
+        yield from (tensor for tensor in head if tensor.data_ptr() != self.embedding.data_ptr())
         for layer in self.layers:
             for part in (
                 layer.input_norm, layer.post_attention_norm,
@@ -123,5 +125,7 @@ class LlamaModel:
         """Logits ``[R, V]`` float32 of rows ``[R, H]`` of the hidden state; ``out`` takes them, if given."""
         if not len(rows):
             return rows.new_empty((0, self.vocab_size), dtype=torch.float32)
-        logits = self.weights.lm_head(self.weights.norm(rows))
+        head = self.weights.lm_head
+        assert head is not None
+        logits = head(self.weights.norm(rows))
         return logits.float() if out is None else out.copy_(logits)

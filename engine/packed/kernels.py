@@ -40,7 +40,7 @@ def _times_tile(
             stats_at = stats.ctypes.data + (first + done) * step
             out_at = out.ctypes.data + done * out.strides[0]
             if rows == 8:
-                if MAX_ROWS >= 8:  # known when this is compiled; what cannot be is not
+                if MAX_ROWS >= 8:  # a constant to numba, which compiles no branch that cannot be taken
                     _product_8(x, bits, address, groups, x_at, x_step, stats_at, step, out_at)
             elif rows == 4:
                 if MAX_ROWS >= 4:

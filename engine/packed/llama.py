@@ -8,6 +8,7 @@ products, of weights in the model's dtype, may be faster: ``MixedLlama`` takes e
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +29,44 @@ def multiplies_bytes(dtype: str) -> bool:
     return dtype != "float32" and has_byte_products()
 
 
-def most_rows() -> int | None:
+@dataclass(frozen=True, slots=True)
+class PackedSteps:
+    """Which steps read quantized weights, and how."""
+
+    max_rows: int  # of the largest of them
+    are_all: bool  # no step has more rows
+    of_bytes: bool  # products are of rows rounded to bytes
+
+    @property
+    def arithmetic(self) -> str:
+        """Changes with anything that may change a bit of a result, on one kind of CPU."""
+        return f"{self.kind} {sources_digest(Path(__file__).parent)}"
+
+    @property
+    def kind(self) -> str:
+        return f"packed {'bytes' if self.of_bytes else 'floats'}"
+
+
+def packed_steps(dtype: str, longest: int, *, must_be_all: bool) -> PackedSteps:
+    """Of an engine that was asked for ``dtype``, and whose steps have up to ``longest`` rows."""
+    of_bytes = multiplies_bytes(dtype)
+    most = _most_rows(of_bytes)
+    if must_be_all or most is None or longest <= most:
+        return PackedSteps(longest, True, of_bytes)
+    return PackedSteps(most, False, of_bytes)
+
+
+def _most_rows(of_bytes: bool) -> int | None:
     """Rows of a step beyond which torch's products are faster. None: they never are.
 
     By trials. On two cores of an AMD Zen 5, at 128 rows torch took 1.2 times as long in bfloat16 and 1.8
     times in float32. On a Zen 3, which has AVX2 and no bfloat16, at 512 rows its float32 took 1.8 times as
-    long as products of bytes with weights of four bits, and as long with eight. Lesser were not tried.
+    long as products of bytes with weights of four bits, and as long with eight. Lesser were not tried, nor
+    float32 in registers of 256 bits.
     """
     if has_wide_registers():
         return 128
-    return None if has_byte_products() else 8
-
-
-def arithmetic(of_bytes: bool) -> str:
-    """Changes with anything that may change a bit of a result."""
-    return f"packed {'bytes' if of_bytes else 'floats'} {sources_digest(Path(__file__).parent)}"
+    return None if of_bytes else 8
 
 
 class _Room:
@@ -53,6 +77,7 @@ class _Room:
         self._stats = np.empty((max_rows, width // GROUP, 2), np.float32)
 
     def of(self, num_rows: int) -> tuple[npt.NDArray[Any], Floats]:
+        assert num_rows <= len(self._x)  # kernels check no bounds
         return self._x[:num_rows], self._stats[:num_rows]
 
 
@@ -97,9 +122,11 @@ class PackedLlama:
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """Logits ``[R, V]`` float32 of rows ``[R, H]`` of the hidden state."""
         weights, head = self._weights, self._weights.lm_head
-        if head is None or not len(rows):
+        if head is None:
             return self._plain.logits(rows)
         logits = torch.empty((len(rows), head.num_outputs))
+        if not len(rows):
+            return logits
         kernels.project_normed(
             rows.numpy(), weights.norm, self._eps, head.tiles[0], head.bits, head.scales,
             *self._narrow.of(len(rows)), logits.numpy(), self._threads,

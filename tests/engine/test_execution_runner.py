@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -184,9 +187,9 @@ def test_another_block_size(model: Path) -> None:
 # ---- quantized weights -----------------------------------------------------------------------------
 
 
-def load_builtin(dtype: str) -> LoadedRunner:
+def load_builtin(dtype: str, deterministic: bool = True) -> LoadedRunner:
     pool = MemorySize(num_bytes=32 * 2**20)
-    return load("", device_kv=pool, max_model_len=256, dtype=dtype, deterministic=True, threads=1)
+    return load("", device_kv=pool, max_model_len=256, dtype=dtype, deterministic=deterministic, threads=1)
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
@@ -212,10 +215,27 @@ def test_deterministic_steps_of_any_size_read_quantized_weights(dtype: str) -> N
         assert torch.equal(found_kv, kv)
 
 
-def test_the_fingerprint_of_an_exact_engine_tells_products_apart() -> None:
-    auto, float32 = (load_builtin(dtype).fingerprint for dtype in ("auto", "float32"))
-    assert auto == load_builtin("auto").fingerprint
-    assert (auto != float32) == has_byte_products()
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_fingerprint_tells_products_apart(deterministic: bool) -> None:
+    """K and V of rounded inputs are not for who wants float32."""
+    auto, again, float32 = (load_builtin(dtype, deterministic) for dtype in ("auto", "auto", "float32"))
+    assert auto.fingerprint == again.fingerprint
+    differ = has_byte_products() or auto.pool.dtype != float32.pool.dtype
+    assert (auto.fingerprint != float32.fingerprint) == differ
+
+
+def test_numba_has_as_many_threads_as_were_asked_for() -> None:
+    """It takes their number as it is loaded. If that is another, the first kernel to be compiled fails."""
+    script = (
+        "from engine.config import EngineConfig\n"
+        "from engine.execution.runner import load_runner\n"
+        "load_runner(EngineConfig(model='', device='cpu', threads=1, max_model_len=256), lambda *_: None)\n"
+        "import numba; print(numba.config.NUMBA_NUM_THREADS)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_NUM_THREADS"}
+    command = [sys.executable, "-c", script]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
+    assert found.stdout.split() == ["1"]
 
 
 # ---- the rest --------------------------------------------------------------------------------------

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Type
 
 from engine.loading.checkpoint import open_checkpoint
+from engine.loading.packed_weights import pack_weights
 from engine.loading.weights import load_weights
 from engine.models.layers import TorchOps
+from tests.support.packed_matrices import write_quantized
 from tests.support.tiny_models import CPU, make_model
 
 
@@ -36,26 +40,27 @@ def test_norms_stay_float32_and_the_rest_takes_the_dtype(tmp_path: Path) -> None
     weights = load_weights(opened.config, opened.tensors, TorchOps(torch.bfloat16), CPU, lambda *_: None)
     assert [tensor.dtype for tensor in weights.norm.tensors()] == [torch.float32]
     assert [tensor.dtype for tensor in weights.layers[0].down.tensors()] == [torch.bfloat16]
+    assert weights.lm_head is not None
     assert [tensor.data_ptr() for tensor in weights.lm_head.tensors()] == [weights.embedding.data_ptr()]
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_what_is_around_the_layers_can_be_had_without_them(tmp_path: Path, tied: bool) -> None:
-    """And nothing else is read."""
-    model = make_model(tie_word_embeddings=tied)
-    model.save_pretrained(tmp_path)
-    opened, read = open_checkpoint(str(tmp_path), "auto", 0), list[tuple[str, int, int]]()
-    ops = TorchOps(torch.float32)
-    found = load_weights(
-        opened.config, opened.tensors, ops, CPU, lambda *call: read.append(call), with_layers=False
-    )
+@pytest.mark.parametrize("head", [Type.Q8_0, Type.F16])
+def test_what_another_decoder_has_is_not_read(tmp_path: Path, tied: bool, head: Type) -> None:
+    kinds = {"": Type.Q4_1, "token_embd.weight": head, "output.weight": head}
+    path = write_quantized(tmp_path / "m.gguf", make_model(tie_word_embeddings=tied), kinds)
+    opened, read = open_checkpoint(str(path), "auto", 0), list[tuple[str, int, int]]()
+    config, tensors, ops = opened.config, opened.tensors, TorchOps(torch.float32)
+    whole = load_weights(config, tensors, ops, CPU, lambda *_: None)
+    packed = pack_weights(config, tensors, lambda *_: None)
+    found = load_weights(config, tensors, ops, CPU, lambda *call: read.append(call), beside=packed)
     assert found.layers == ()
-    assert torch.equal(found.embedding, model.model.embed_tokens.weight)
-    assert torch.equal(found.norm.tensors()[0], model.model.norm.weight)
-    assert torch.equal(found.lm_head.tensors()[0], model.lm_head.weight)
-    matrices = 1 if tied else 2
-    assert len(read) == matrices + 1
-    assert read[-1][1] == read[-1][2] == matrices * found.embedding.nbytes + model.model.norm.weight.nbytes
+    assert (found.lm_head is None) == (head == Type.Q8_0)
+    expected = list(dataclasses.replace(whole, layers=()).tensors())
+    if head == Type.Q8_0 and not tied:
+        del expected[-1]
+    assert [tensor.tolist() for tensor in found.tensors()] == [tensor.tolist() for tensor in expected]
+    assert len(read) == len(expected) and read[-1][1] == read[-1][2]
 
 
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])

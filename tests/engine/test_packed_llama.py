@@ -17,7 +17,8 @@ from engine.execution.batch import build_model_input
 from engine.loading.checkpoint import Checkpoint, open_checkpoint
 from engine.loading.packed_weights import pack_weights
 from engine.models.llama import Decoder, LlamaModel
-from engine.packed.llama import MixedLlama, PackedLlama
+from engine.packed import llama as packed_llama
+from engine.packed.llama import MixedLlama, PackedLlama, PackedSteps, packed_steps
 from engine.schedule import SchedulerOutput
 from tests.support.packed_matrices import OF_BYTES, write_quantized
 from tests.support.tiny_models import CPU, Loaded, make_model, random_tokens
@@ -86,17 +87,43 @@ def test_a_row_is_the_same_however_the_prompt_was_chunked(
     assert torch.equal(whole, logits(loaded, model, tokens, [5, 7, 3, 9]))
 
 
-def test_it_needs_no_layers_but_its_own(tmp_path: Path) -> None:
-    opened = checkpoint(tmp_path, USUAL)
+def test_it_needs_no_layers_and_no_head_but_its_own(tmp_path: Path) -> None:
+    opened = checkpoint(tmp_path, USUAL | {"output.weight": Type.Q8_0})
     loaded = Loaded(opened)
     tokens, model = random_tokens(12), loaded.model
     expected = logits(loaded, packed_model(opened, loaded), tokens, [12])
     packed = pack_weights(opened.config, opened.tensors, lambda *_: None)
     assert packed is not None
-    bare = LlamaModel(dataclasses.replace(loaded.weights, layers=()), model.rope, model.attention)
+    bare_weights = dataclasses.replace(loaded.weights, layers=(), lm_head=None)
+    bare = LlamaModel(bare_weights, model.rope, model.attention)
     alone = PackedLlama(packed, bare, MAX_ROWS, 1, of_bytes=False)
     assert torch.equal(logits(loaded, alone, tokens, [12]), expected)
     assert alone.logits(torch.empty(0, 64)).shape == (0, alone.vocab_size)
+
+
+def test_a_step_that_there_is_no_room_for_is_refused(tmp_path: Path) -> None:
+    """Kernels would write past it."""
+    opened = checkpoint(tmp_path, USUAL)
+    loaded = Loaded(opened)
+    with pytest.raises(AssertionError):
+        logits(loaded, packed_model(opened, loaded), random_tokens(MAX_ROWS + 1), [MAX_ROWS + 1])
+
+
+def test_all_steps_are_packed_where_none_has_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    for is_wide, has_bytes, dtype, most in (
+        (True, True, "auto", 128),
+        (True, True, "float32", 128),
+        (False, True, "auto", None),
+        (False, True, "float32", 8),
+        (False, False, "auto", 8),
+    ):
+        monkeypatch.setattr(packed_llama, "has_wide_registers", lambda is_wide=is_wide: is_wide)
+        monkeypatch.setattr(packed_llama, "has_byte_products", lambda has_bytes=has_bytes: has_bytes)
+        of_bytes = has_bytes and dtype == "auto"
+        few = packed_steps(dtype, 8, must_be_all=False)
+        assert few == PackedSteps(8, True, of_bytes)
+        assert packed_steps(dtype, 512, must_be_all=True) == PackedSteps(512, True, of_bytes)
+        assert packed_steps(dtype, 512, must_be_all=False) == PackedSteps(most or 512, most is None, of_bytes)
 
 
 def test_a_mixed_model_takes_torch_for_more_rows(tmp_path: Path) -> None:
