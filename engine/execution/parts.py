@@ -163,9 +163,8 @@ class Parts:
             if not steps.are_all:
                 decoder = MixedLlama(by_packed, model, steps.max_rows)
                 longest = min(max_model_len, len(pool) * self.config.block_size)
-                lengths.append(
-                    max(SHORTEST_PROMPT, min(steps.max_rows + 1, longest))
-                )  # torch's first use, too
+                # torch's first use, too
+                lengths.append(max(SHORTEST_PROMPT, min(steps.max_rows + 1, longest)))
         runner = ModelRunner(decoder, pool, self.config.block_size)
         warm_up(runner, self.config.block_size, len(pool), lengths)
         return runner
